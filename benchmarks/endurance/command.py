@@ -55,7 +55,7 @@ class Report(msgspec.Struct, kw_only=True):
 
 
 def measure(spans: int, rate: float, rates: Sequence[float], cycles: int, kept: int) -> Report:
-    """Runs everything and tells how far it is."""
+    """Runs everything and prints the progress."""
     machine = Machine.this()
     limits: list[tuple[float, int]] = []
     for tried in rates:

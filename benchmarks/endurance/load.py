@@ -23,7 +23,7 @@ import msgspec
 import stepscope as sc
 
 THREADS = 3
-"""Threads that record, beside one that runs an event loop with tasks."""
+"""Threads that record, in addition to one that runs an event loop with tasks."""
 TASKS = 8
 """At a time; each records `CHUNK` spans and ends, and another takes its place."""
 NAMES = 500
@@ -32,7 +32,7 @@ CHUNK = 500
 STEP = 0.02
 """Seconds of a step; fifty make a window."""
 SAVED_EVERY = 200
-"""Steps between two windows that are saved, where the last steps are kept."""
+"""Steps between two windows that are saved, with the flight recorder."""
 PART = 64 << 20
 """Bytes of one part of the Chrome trace: complete ones are removed, mostly before the disk has to have them."""
 
@@ -164,7 +164,7 @@ def kept(directory: Path, steps: int) -> sc.Profiler:
 
 
 def main(spans: int, rate: float, directory: Path, steps: int = 0) -> End:
-    """Records, closes, and tells."""
+    """Records, closes, and prints."""
     opened = _opened()
     profiler = kept(directory, steps) if steps else written(directory)
     profiler.start()
@@ -189,7 +189,7 @@ def main(spans: int, rate: float, directory: Path, steps: int = 0) -> End:
     outputs = statistics.pipeline.exporters
     settled = time.monotonic() + 10
     while _ours() and time.monotonic() < settled:
-        time.sleep(0.05)  # threads that were told to end do, when it is their turn
+        time.sleep(0.05)  # threads that are to end do, when it is their turn
     return End(
         spans=producers.spans,
         recording_seconds=took,

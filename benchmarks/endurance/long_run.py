@@ -1,4 +1,4 @@
-"""One long run, watched: the program of `load.py`, with its memory sampled and its disk kept small."""
+"""One long run, watched: the program of `load.py`, with its memory sampled and its disk space bounded."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from benchmarks.endurance.watch import Sample, sample, sessions, slope
 from benchmarks.harness.team import ROOT
 
 KEPT = 32 << 20
-"""Bytes at the end of the journal that stay on the disk while it grows: what is before is given back."""
+"""Bytes at the end of the journal that stay on the disk while it grows: space before them is freed."""
 FALLOC_PUNCH_HOLE = 0x02 | 0x01
 """FALLOC_FL_PUNCH_HOLE and FALLOC_FL_KEEP_SIZE. Source: fallocate(2)."""
 

@@ -64,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         0, or 1 if something of stepscope could not be measured. Missed budgets are shown; they are no error.
     """
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks", description="Measures the cost of stepscope beside other tracers."
+        prog="python -m benchmarks", description="Measures the cost of stepscope next to other tracers."
     )
     parser.add_argument(
         "--quick", action="store_true", help="fewer and smaller rounds: half a minute instead of minutes"

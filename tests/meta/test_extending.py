@@ -86,7 +86,7 @@ def test_errors_are_counted_in_words(fails: tuple[Method, ...], kept: str, outpu
 
 
 def test_the_page_names_what_there_is() -> None:
-    """Each contract and type that it tells of is public, under the name that it says."""
+    """Each contract and type that it describes is public, under the name that it says."""
     (types,) = re.findall(r"The types that appear in them \((.*?)\)", PAGE, re.DOTALL)
     for name in [*re.findall(r"`(\w+)`", types), *re.findall(r"`stepscope\.([A-Z]\w+)`", PAGE)]:
         homes = [

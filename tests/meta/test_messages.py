@@ -54,7 +54,7 @@ class Suite:
 
 @pytest.fixture
 def suite(tmp_path: Path) -> Suite:
-    """With messages that are taken over."""
+    """With messages of others that are reused."""
     made = Suite(tmp_path)
     done = made.run("--update-messages")
     assert done.returncode == 0 and "messages new: test_some::test_second" in done.stdout, done.stdout + done.stderr
@@ -103,7 +103,7 @@ def test_what_is_not_reported_any_more_is_removed_and_reported(suite: Suite) -> 
 
 
 def test_a_test_without_a_message_in_the_snapshot_fails(suite: Suite) -> None:
-    """It tells the command."""
+    """The message has the command."""
     (suite.place / "messages.json").unlink()
     failed = suite.run()
     assert failed.returncode == 1 and failed.stdout.count("a new message; `make messages` takes it over") >= 3
@@ -118,7 +118,7 @@ def test_errors_that_are_not_raised_fail() -> None:
 
 
 def test_records_of_other_loggers_are_not_ours() -> None:
-    """All records of ours that have the facts are given back."""
+    """All records of ours that have the facts are returned."""
     records = [
         logging.LogRecord(name, logging.WARNING, "", 1, "%s of %s", (name, "x"), None)
         for name in ("stepscope", "asyncio", "stepscope.collector")

@@ -28,9 +28,9 @@ PATH = re.compile(r"(?:\w+\.)*_[A-Za-z]\w*(?:\.\w+)*")
 """A string that is such a name, or leads through one."""
 C_STRING = re.compile(r'(?:GetAttrString\(\w+, |ImportModule\(|dlsym\(\w+, |loaded_attribute\()((?:(?:, )?"[\w.]+")+)')
 LOOKUPS = {"getattr", "hasattr", "setattr", "delattr", "import_module", "find_spec", "private"}
-"""Functions that are given such strings."""
+"""Functions that get such strings."""
 PIECES = {"startswith", "endswith", "removeprefix", "removesuffix"}
-"""Functions that are given strings which are no names."""
+"""Functions that get strings which are no names."""
 MINDSPORE = "MindSpore"
 
 RESOLVE = r"""

@@ -131,7 +131,7 @@ NUMBER: Any = 5
     ],
 )
 def test_what_is_no_settings(make: Callable[[], object], facts: list[str]) -> None:
-    """It is named when it is given, with what to write."""
+    """The call that gets it names it, and the right form."""
     with refused(TypeError, *facts):
         make()
 

@@ -76,7 +76,7 @@ def test_a_page_without_a_place_for_the_table_is_left_alone(tmp_path: Path) -> N
 
 
 def test_an_unknown_row_is_refused_by_name() -> None:
-    """A misspelt row is told with those that there are."""
+    """The error of a misspelt row names all rows."""
     with refused(ValueError, "spam", "span.recording"):
         chosen(["spam"])
 

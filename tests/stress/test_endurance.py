@@ -46,7 +46,7 @@ def test_the_page_is_made_of_what_was_seen(report: Path, tmp_path: Path) -> None
 
 
 def test_a_loss_is_a_problem(report: Path) -> None:
-    """One event that no account names is told."""
+    """One event that no account names is reported."""
     seen = msgspec.json.decode(report.read_bytes(), type=command.Report)
     offered, exported, _, _ = seen.long.end.outputs["journal"]
     seen.long.end.outputs["journal"] = (offered, exported - 1, {}, 0)

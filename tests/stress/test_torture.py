@@ -72,7 +72,7 @@ def _specimens(*names: str) -> list[Tally]:
 def test_a_thread_that_was_held_is_a_problem() -> None:
     """Nothing blocked is promised as well."""
     (tally,) = _specimens("holding")
-    assert not tally.good and "held for 2.00 s" in tally.problems[0]
+    assert not tally.good and "blocked for 2.00 s" in tally.problems[0]
 
 
 def test_counts_are_added_and_the_longest_times_kept() -> None:
@@ -85,7 +85,7 @@ def test_counts_are_added_and_the_longest_times_kept() -> None:
 
 
 def test_a_loss_is_not_hidden_by_something_written_twice() -> None:
-    """One event lost in one trial and one too many in the next add up to nothing, and are both told."""
+    """One event lost in one trial and one too many in the next add up to nothing, and are both reported."""
     (tally,) = _specimens("losing")
     assert tally.lost == 1 and not tally.good
     assert tally.problems == [
@@ -95,7 +95,7 @@ def test_a_loss_is_not_hidden_by_something_written_twice() -> None:
 
 
 def test_what_a_trial_raises_is_a_problem() -> None:
-    """The message and its place are told."""
+    """The message and its place are reported."""
     (tally,) = _specimens("raising")
     assert tally.problems[0].startswith("trial 0: RuntimeError: mine (raising, line ")
 
@@ -141,7 +141,7 @@ def test_time_is_shared_and_what_was_cut_short_is_reported() -> None:
 
 
 def test_lanes_try_several_faults_at_a_time(notes: Path) -> None:
-    """Each as often as it would be otherwise, with the same numbers; one that fails or hangs is told as ever."""
+    """Each as often as it would be otherwise, with the same numbers; one that fails or hangs is reported as ever."""
     faults = [fault for fault in load(SPECIMENS).faults if fault.name in ("good", "raising", "crashing", "leaving")]
     faults[1] = msgspec.structs.replace(faults[1], alone=True)
     alone = {tally.fault.name: tally for tally in torture(faults, short=True, package=SPECIMENS)}
@@ -171,7 +171,7 @@ def test_the_command_reports_table_problems_and_seed(
 
 
 def test_an_unknown_family_is_refused_by_name() -> None:
-    """A misspelt family is told with those that there are."""
+    """The error of a misspelt family names all families."""
     with refused(ValueError, "spam", "misbehaving"):
         load(SPECIMENS).chosen(["spam"])
 

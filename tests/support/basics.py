@@ -88,7 +88,7 @@ def at_once(work: Coroutine[Any, Any, T]) -> T:
 
 
 async def poll(condition: Callable[[], object]) -> None:
-    """Waits until something holds that nobody tells of; fails after 30 seconds."""
+    """Waits until a condition is true that nobody reports; fails after 30 seconds."""
     with anyio.fail_after(30):
         while not condition():  # noqa: ASYNC110
             await anyio.sleep(0.001)

@@ -121,7 +121,7 @@ async def answer(made: ClientConnection) -> protocol.Header:
 
 @contextlib.asynccontextmanager
 async def welcomed(running: Running, stream: str = STREAM, **first: Any) -> AsyncGenerator[ClientConnection]:
-    """A connection whose stream is taken."""
+    """A connection whose stream is accepted."""
     async with connected(running.url) as made:
         await made.send(hello(stream=stream, **first))
         assert isinstance(await answer(made), protocol.Welcome)

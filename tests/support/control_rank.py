@@ -2,7 +2,7 @@
 
     python -m tests.support.control_rank '{"directory": ..., "rank": 0, "world": 8, ...}' ['{...}' ...]
 
-Further ranks that are named are children, as on a host that is told of one process only. Each finished window is a line of
+Further ranks that are named are children, as on a host that knows one process only. Each finished window is a line of
 `windows-RANK`. The loop ends when the file `stop` is there, or `stop-RANK`. Ranks keep together as those that exchange
 gradients do, only not as closely: none is more than `LEAD` steps ahead of the slowest.
 

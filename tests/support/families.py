@@ -65,7 +65,7 @@ class Family:
         self._program = tmp_path / "program.py"
 
     def of(self, program: str, *, code: int = 0, timeout: float = 100, **environment: str) -> Family:
-        """Runs it after the lines of START; `print(json)` is kept. Raises `AssertionError` if it ends otherwise."""
+        """Runs it after the lines of START; `print(json)` is stored. Raises `AssertionError` if it ends otherwise."""
         self._program.write_text(START + textwrap.dedent(program))
         command = [sys.executable, str(self._program), str(self.run)]
         # The session of the tests is not theirs.

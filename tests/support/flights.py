@@ -1,4 +1,4 @@
-"""A profiler that keeps its last steps, for tests, and a trigger that does as it is told."""
+"""A profiler that keeps its last steps, for tests, and a trigger that fires after chosen steps."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class When:
         if self.error is not None and len(news.steps):
             raise self.error
         return [
-            Finding(at=int(end) - 1, value=int(number), text="as it was told")
+            Finding(at=int(end) - 1, value=int(number), text="as chosen")
             for number, end in zip(news.steps.numbers, news.steps.ends, strict=True)
             if number in self.numbers
         ]

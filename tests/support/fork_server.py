@@ -40,7 +40,7 @@ IMPORTED = {
 
 
 def serve(control: socket.socket) -> tuple[dict[str, Any], list[int]]:
-    """Forks for each request and tells how the forks ended; ends the process when nobody can ask any more.
+    """Forks for each request and reports how the forks ended; ends the process when nobody can ask any more.
 
     Returns:
         In each fork: the request, and descriptors for the standard streams.

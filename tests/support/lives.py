@@ -95,7 +95,7 @@ processes = st.builds(
 
 
 class _Crew:
-    """Threads that record a burst each when they are told to, and are waited for: so it is known what was recorded."""
+    """Threads that record a burst each on demand, and are waited for: so it is known what was recorded."""
 
     def __init__(self, size: int) -> None:
         self._orders = [0] * size
@@ -137,7 +137,7 @@ def record(count: int) -> None:
 
 def _exporter(kind: Exporter) -> sc.exporters.MemoryExporter:
     methods: dict[Exporter, Method] = {"raises": "export", "cannot open": "open", "cannot close": "close_window"}
-    fail: dict[Method, BaseException] = {methods[kind]: OSError("as told")} if kind in methods else {}
+    fail: dict[Method, BaseException] = {methods[kind]: OSError("on demand")} if kind in methods else {}
     return sc.exporters.MemoryExporter(
         name=kind,
         fail=fail,
@@ -257,7 +257,7 @@ def _others(life: Life) -> list[tuple[int, ...]]:
 
 
 def _windows(memory: sc.exporters.MemoryExporter, by_step: list[int]) -> list[str]:
-    """Each window knows exactly what the training loop recorded in its steps, kept or lost."""
+    """Each window knows exactly what the training loop recorded in its steps, stored or lost."""
     problems: list[str] = []
     for window in memory.windows:
         marks = len(memory.events(window.index, Kind.STEP))

@@ -30,7 +30,7 @@ Fault = Literal[
 
 
 class Reply(msgspec.Struct, frozen=True):
-    """How one request is answered; by default it is taken."""
+    """How one request is answered; by default it is accepted."""
 
     status: int = 200
     headers: tuple[tuple[str, str], ...] = ()
@@ -76,7 +76,7 @@ class Receiver:
 
     def __init__(self) -> None:
         self.replies: list[Reply] = []
-        """How the next requests are answered, in order; then all are taken."""
+        """How the next requests are answered, in order; then all are accepted."""
         self.always: Reply | None = None
         """How all further ones are answered."""
         self.most_bytes: int | None = None

@@ -76,7 +76,7 @@ def run(script: str, place: Path, *, code: int, number: int | None = None) -> st
 def ends(
     script: str, place: Path, *, code: int = -signal.SIGTERM, number: int | None = None, printed: str | None = None
 ) -> None:
-    """Runs a script like `run`, and fails unless its work is delivered, and it has printed this, if it is given."""
+    """Runs a script like `run`, and fails unless its work is delivered, and it has printed `printed`."""
     found = run(script, place, code=code, number=number)
     assert printed is None or found == printed
     assert delivered(place)

@@ -13,7 +13,7 @@ import msgspec
 from benchmarks.harness.row import Sample
 
 Steps = Callable[[], AbstractContextManager[Callable[[], object]]]
-"""Starts whatever is to run beside the steps, gives the step, and stops it."""
+"""Starts the work that runs during the steps, yields the step, and stops the work."""
 
 
 class Half(msgspec.Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""Front doors for users of other profilers, beside what they take the place of."""
+"""Front doors for users of other profilers, and the profilers that they replace."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ Step = Callable[[], object]
 
 
 class Load(msgspec.Struct, frozen=True):
-    """One step, and what records beside its spans."""
+    """One step, and other sources than its spans."""
 
     step: Step
     backends: tuple[Any, ...] = ()
@@ -75,7 +75,7 @@ def _mean_step(step: Step, profiler: Profiler, seconds: float) -> float:
 
 
 def _cost(profiler: Profiler) -> tuple[int, int, int]:
-    """ns that recording has taken by the runtime's own measure, that were recorded, and that were with lowered detail."""
+    """ns that recording cost by the runtime's own measure, that were recorded, and that were with lowered detail."""
     pipeline = profiler.statistics().pipeline
     assert pipeline is not None
     overhead = pipeline.overhead

@@ -1,4 +1,4 @@
-"""A training step that is traced to the journal, beside the same with an exporter that misbehaves."""
+"""A training step that is traced to the journal, and the same with an exporter that misbehaves."""
 
 from __future__ import annotations
 

@@ -237,7 +237,7 @@ def test_spans_that_overlap(tmp_path: Path) -> None:
 
 
 def test_clocks_that_run_backwards(tmp_path: Path) -> None:
-    """Marks out of order are put in order; a step has a length; times that no clock shows are left out, and told."""
+    """Marks out of order are put in order; a step has a length; times that no clock shows are left out, and reported."""
     block = steps_of(60)
     marks = np.flatnonzero(block["kind"] == Kind.STEP)
     block["ts"][marks[30:40]] -= 50 * MS

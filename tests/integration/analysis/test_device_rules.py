@@ -13,7 +13,7 @@ from tests.support.torch_trace import kernel, loop, rows, save, span
 
 
 def record(directory: Path, devices: list[SimulatedDevice], steps: int = 30) -> Path:
-    """A run of steps of 10 ms in an operator, beside these devices."""
+    """A run of steps of 10 ms in an operator, and these devices."""
     with sc.trace(output_dir=directory, backends=devices) as profiler:
         for _ in range(steps):
             with sc.span("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"):
@@ -52,7 +52,7 @@ def test_communication_that_nothing_hides(tmp_path: Path) -> None:
 
 
 def copying(pinned: bool, copy_us: float = 400.0) -> list[dict[str, object]]:
-    """Steps that begin with a copy to the device, beside which half of the kernel runs if the memory is pinned."""
+    """Steps that begin with a copy to the device, during which half of the kernel runs if the memory is pinned."""
     events = loop()
     name = f"Memcpy HtoD ({'Pinned' if pinned else 'Pageable'} -> Device)"
     return [*events, *(kernel(name, 1_000.0 * n + 400, copy_us, category="gpu_memcpy") for n in range(30))]
@@ -85,7 +85,7 @@ def test_an_optimizer_that_launches_for_each_parameter(tmp_path: Path) -> None:
 
 
 def test_no_rank_speaks_for_all(tmp_path: Path) -> None:
-    """The one in the middle does; the others are said beside it."""
+    """The one in the middle does; the others are named next to it."""
     for rank, kernel_us in enumerate((50, 800, 810)):
         save(tmp_path / f"rank{rank}.json", [*rows(), *loop(kernel_us=kernel_us)])
     assert "device-idle" not in findings(tmp_path)

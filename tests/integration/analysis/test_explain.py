@@ -304,7 +304,7 @@ def test_a_program_that_waits_and_computes(tmp_path: Path, monkeypatch: pytest.M
         "        with sc.span('compute'): compute()\n"
         "        profiler.step()\n",
     )
-    assert first.id == "program-waits" and 0.2 < (first.cost or 0) < 0.8  # computing takes longer beside other work
+    assert first.id == "program-waits" and 0.2 < (first.cost or 0) < 0.8  # computing takes longer while other work runs
     assert 25e6 < (first.cost_ns or 0) < 40e6 and first.places[0].function == "load"
 
 
@@ -337,7 +337,7 @@ def test_a_rank_whose_steps_take_longer(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_a_rank_that_waits_for_processors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its time without communication is as long as the parts of that are, though the wait is not held against the rank; parts that
+    """Its time without communication is as long as the parts of that are, though the wait is not the rank's own; parts that
     are no share of a step have no column."""
     monkeypatch.setenv("WORLD_SIZE", "2")
 
@@ -362,7 +362,7 @@ def test_a_rank_that_waits_for_processors(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_a_callback_that_blocks_its_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No task does: it is a function that `call_later` was given."""
+    """No task does: it is a function that was passed to `call_later`."""
     monkeypatch.delenv(SIGNALS_VARIABLE)
 
     def refresh(loop: asyncio.AbstractEventLoop) -> None:

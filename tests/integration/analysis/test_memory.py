@@ -94,7 +94,7 @@ def test_files_of_mindspore(tmp_path: Path) -> None:
 
 @pytest.mark.checklist("D15")
 def test_without_allocations(tmp_path: Path) -> None:
-    """Where no backend tells of any, the peak is that of the process, and numbers of allocations are not known."""
+    """Where no backend records any, the peak is that of the process, and numbers of allocations are not known."""
     profiler = Profiler(
         output_path=tmp_path, start_profile=False, profile_memory=True, op_time=True, activities=["NPU"]
     )

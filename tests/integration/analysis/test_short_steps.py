@@ -1,4 +1,4 @@
-"""Steps that are short, that wait for other tasks, and that are told live and afterwards."""
+"""Steps that are short, that wait for other tasks, and their findings live and afterwards."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def same(profiler: Profiler, path: Path) -> None:
     assert profiler.output.pipeline is not None
     live, (rank,) = profiler.output.pipeline.tables.so_far().steps, load(path).ranks
     recorded = rank.steps.copy()
-    recorded["window"] = 0  # which one it was is not kept live
+    recorded["window"] = 0  # which one it was is not stored live
     assert live.last.tobytes() == recorded.tobytes()
     summary, (answer,) = profiler.aggregates(), explain(path).ranks
     assert summary.steps == answer.statistics and summary.steps is not None

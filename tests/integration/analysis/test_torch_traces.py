@@ -154,7 +154,7 @@ def test_a_trace_without_steps_has_device_facts(tmp_path: Path) -> None:
 
 
 def test_a_directory_of_ranks(tmp_path: Path) -> None:
-    """Ranks are told by the file, or by its name; a file for each cycle of the schedule is a window."""
+    """The file, or its name, has the rank; a file for each cycle of the schedule is a window."""
     for cycle, number in ((1_700_000_000_002, 10), (1_700_000_000_001, 0)):
         events = [*rows(), *(event | {"ts": event["ts"] + 1_000.0 * number} for event in loop(10))]
         for event in events:

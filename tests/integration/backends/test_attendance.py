@@ -29,7 +29,7 @@ ONLY = "records only the thread that it is bound to"
 
 
 class Worker:
-    """A thread of a pool that lives as long as the test, and does what it is given."""
+    """A thread of a pool that lives as long as the test, and carries out calls."""
 
     def __init__(self, pool: ThreadPoolExecutor, name: str) -> None:
         self._pool = pool
@@ -190,7 +190,7 @@ def test_nothing_is_reported_of_backends_that_have_another_reason(why: str, outp
 
 @pytest.mark.parametrize("mode", ["kineto", "stream"])
 def test_operators_of_torch_on_another_thread(mode: str, tmp_path: Path) -> None:
-    """With real torch: work elsewhere is told of, in both modes; so is the empty window of a program without spans."""
+    """With real torch: work elsewhere is reported, in both modes; so is the empty window of a program without spans."""
     marked, bare, here = run(
         f"""
         from concurrent.futures import ThreadPoolExecutor

@@ -223,7 +223,7 @@ def test_limits_of_groups(tmp_path: Path, files: dict[str, str]) -> None:
 
 
 def test_what_cannot_be_read_is_noted(tmp_path: Path, output_dir: Path) -> None:
-    """The other parts are recorded; if there are none, the profiler is told why."""
+    """The other parts are recorded; if there are none, the error says why."""
     write(tmp_path, {name: text for name, text in MACHINE.items() if name != "proc/diskstats"})
     backend = sc.backends.HostBackend(["disk", "memory"], 0.005, root=tmp_path)
     assert "host memory used" in record(backend, lambda: time.sleep(0.01), bool, output_dir)

@@ -74,7 +74,7 @@ def inner(go: threading.Event) -> None:
 
 @pytest.mark.checklist("A8", "C14")
 def test_stacks_show_who_runs(output_dir: Path) -> None:
-    """Functions that last are spans, each within its caller, on a row beside their thread; stepscope's own are none."""
+    """Functions that last are spans, each within its caller, on a row next to their thread's; stepscope's own are none."""
     memory = sc.exporters.MemoryExporter()
     options = sc.Options(journal=False)
     backend, go = PythonStacksBackend(0.002), threading.Event()

@@ -61,7 +61,7 @@ def due(playback: Playback, now: int) -> tuple[Block, int | None]:
 
 
 def nothing(answer: tuple[Block, int | None]) -> bool:
-    """Whether neither events nor a watermark were given."""
+    """Whether neither events nor a watermark were delivered."""
     return len(answer[0]) == 0 and answer[1] is None
 
 

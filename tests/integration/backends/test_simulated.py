@@ -26,7 +26,7 @@ MS = 10**6
 
 
 class ManualClock:
-    """A clock that moves only when told to."""
+    """A clock that moves only by a call."""
 
     def __init__(self, at: int = 10**15) -> None:
         self.at = at

@@ -230,7 +230,7 @@ async def test_times_are_ours() -> None:
 @pytest.mark.parametrize("written", [0, 20])
 async def test_a_lost_trace_costs_its_window_only(written: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A result that cannot be exported costs its window only: the watermark goes on, the report says why, and events of which a
-    part of the file tells are counted, wherever a piece of it ends."""
+    part of the file has are counted, wherever a piece of it ends."""
 
     class Broken:
         def trace_start_ns(self) -> int:

@@ -56,7 +56,7 @@ def told(mode: str) -> dict[str, Any]:
     ],
 )
 def test_the_programs_own_profilers_go_first(mode: str, case: str, recorded: dict[str, int]) -> None:
-    """They see all that is theirs; ours has everything outside of them, and says for how long it has nothing, and why."""
+    """They see all that is theirs; ours has everything at other times, and says for how long it has nothing, and why."""
     said = told(mode)[case]
     assert {name: said["names"].get(name, 0) for name in recorded} == recorded
     report = said["report"]

@@ -265,7 +265,7 @@ def test_a_node_on_another_thread_is_linked_by_its_number() -> None:
 
 
 def test_waiting_operators_are_bounded() -> None:
-    """Operators that never run backward are given up, the oldest first, and counted."""
+    """Operators that never run backward are dropped, the oldest first, and counted."""
     linker = ForwardBackwardLinker()
     rows = [("aten::mm", 1, number, number) for number in range(PENDING + 10)]
     linker.feed(spans_of(rows))

@@ -48,7 +48,7 @@ def tell(*profilers):
 
 
 def run(program: str, directory: Path) -> Any:
-    """Runs a program in a process of its own, as torch may crash, and returns what it told."""
+    """Runs a program in a process of its own, as torch may crash, and returns the values that it printed."""
     source = PREAMBLE.replace("/tmp/unused-", f"{directory}/") + textwrap.dedent(program)
     ended = run_to_end([sys.executable, "-c", source], environment=environment(), server="torch")
     assert ended.returncode == 0, (ended.returncode, ended.stderr)

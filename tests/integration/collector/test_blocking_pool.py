@@ -164,7 +164,7 @@ async def test_lines_that_cannot_be_written_are_reported(tmp_path: Path) -> None
 
 
 async def test_a_stream_that_is_being_deleted_is_not_opened(tmp_path: Path) -> None:
-    """The loop does not wait for the disk that deletes it: the exporter is told to come again."""
+    """The loop does not wait for the disk that deletes it: the exporter gets the status to come again."""
     store = Store(CollectorSettings(directory=tmp_path))
     hello = protocol.Hello(STREAM, SYNC, 0, run_record(run_in(tmp_path), 0))
     async with store.stream(hello, lambda: None):
@@ -251,7 +251,7 @@ async def test_an_exporter_comes_again_while_its_stream_hangs(
 async def test_what_was_written_counts_though_its_connection_has_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its events, the end of its window, and what is missing before it: nobody tells of them again."""
+    """Its events, the end of its window, and what is missing before it: nobody reports them again."""
     opened = int(fmt.FrameType.WINDOW_OPENED), 0, encode_record(WindowOpened(index=0, at_ns=START))
     first = [run_of(), opened]
     second = [events(0, 6400, 0), closed(0, 0, 0)]

@@ -183,7 +183,7 @@ def test_the_openapi_document(finished: CollectorProcess) -> None:
 
 
 def test_live_events(finished: CollectorProcess) -> None:
-    """The whole state first, then what has changed; a rank that comes is told of within two seconds of its arrival."""
+    """The whole state first, then what has changed; a rank that comes is in an update within two seconds of its arrival."""
     with urllib.request.urlopen(f"{finished.url}/v1/events", timeout=40) as answer:
         assert answer.headers["content-type"].startswith("text/event-stream")
 

@@ -107,7 +107,7 @@ async def test_who_waits_makes_room_for_who_asks(tmp_path: Path) -> None:
 
 
 def test_connections_leave_files_for_streams(tmp_path: Path) -> None:
-    """However many strangers connect, and however few files may be open, ranks are taken and readers answered."""
+    """However many strangers connect, and however few files may be open, ranks are accepted and readers answered."""
     with collecting_apart(tmp_path, files=200) as collector:
         address = urlsplit(collector.url)
         idle = [socket.create_connection((address.hostname or "", address.port or 0), 30) for _ in range(300)]
@@ -181,7 +181,7 @@ async def test_a_writer_without_a_thread_is_reported(tmp_path: Path, monkeypatch
 
 
 def test_what_is_confirmed_is_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With `fsync`, a stream that goes on is told of frames only when the disk has them, and its directory's entry."""
+    """With `fsync`, a stream that goes on gets confirmations of frames only when the disk has them, and its directory's entry."""
     synced: list[str] = []
     fsync = os.fsync
 
@@ -199,7 +199,7 @@ def test_what_is_confirmed_is_on_the_disk(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 async def test_what_the_disk_has_lost_is_not_confirmed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also not to who comes back: the system tells of a loss once, and says afterwards that the disk has everything."""
+    """Also not after a new connection: the system reports a loss once, and says afterwards that the disk has everything."""
 
     def fails(*_: object) -> None:
         raise OSError(errno.EIO, "lost")

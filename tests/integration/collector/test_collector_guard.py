@@ -162,7 +162,7 @@ def test_pages_of_others_get_nothing(tmp_path: Path) -> None:
 
 
 def test_every_answer_keeps_browsers_in_bounds(tmp_path: Path) -> None:
-    """Nothing is loaded from elsewhere, framed, guessed or kept; what runs the server is not told."""
+    """Nothing is loaded from elsewhere, framed, guessed or stored; the response does not name the server's software."""
     with collecting(tmp_path) as collector:
         for path in ("/", "/page/app.js", "/v1/ranks", "/v1/nothing", "/metrics"):
             headers = ask(collector.url + path).headers
@@ -176,7 +176,7 @@ def test_every_answer_keeps_browsers_in_bounds(tmp_path: Path) -> None:
 
 
 def test_exposure_is_refused_unless_it_is_asked_for(tmp_path: Path) -> None:
-    """Off loopback there must be a token and TLS; `--insecure` is told to all who look."""
+    """Off loopback there must be a token and TLS; the page shows `--insecure`."""
     for settings in (
         CollectorSettings(directory=tmp_path, host="0.0.0.0"),
         CollectorSettings(directory=tmp_path, host="0.0.0.0", token=TOKEN),

@@ -64,7 +64,7 @@ def snapshots(answer: Any) -> Generator[Any]:
 
 
 def test_a_frozen_disk(tmp_path: Path) -> None:
-    """Requests that need no file, refusals, clocks and live events are answered; who needs one is told so, on a few threads.
+    """Requests that need no file, refusals, clocks and live events are answered; others get an error, on a few threads.
     When the disk answers again all go on, and what was confirmed is there."""
     with (
         hanging_disk(tmp_path / "disk") as disk,

@@ -199,7 +199,7 @@ def test_client_certificates(tmp_path: Path, certificate: tuple[Path, Path], cli
 async def test_an_exporter_shows_its_certificate(
     tmp_path: Path, certificate: tuple[Path, Path], client: tuple[Path, Path]
 ) -> None:
-    """By the context that it is given."""
+    """By the context in its arguments."""
     made, key = certificate
     settings = sc.exporters.LinkSettings(timeout=5.0, first_delay=0.01, longest_delay=0.2)
     async with collecting(tmp_path / "c", certificate=made, key=key, client_ca=client[0]) as running:

@@ -127,7 +127,7 @@ async def test_another_version_is_refused_before_it_connects(tmp_path: Path, off
 
 
 async def test_the_newest_connection_has_the_stream(tmp_path: Path) -> None:
-    """A client whose old connection is half-open goes on with a new one; the old one is told and closed."""
+    """A client whose old connection is half-open goes on with a new one; the old one gets the reason and is closed."""
     async with collecting(tmp_path) as running, connected(running.url) as old:
         await old.send(hello())
         assert isinstance(await answer(old), protocol.Welcome)
@@ -146,7 +146,7 @@ async def test_the_newest_connection_has_the_stream(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("limit", ["max_bytes", "max_stream_bytes"])
 async def test_a_limit_of_bytes_is_kept(tmp_path: Path, limit: str) -> None:
-    """Nothing beyond it is written, what is there stays, and the client is told to come again."""
+    """Nothing beyond it is written, what is there stays, and the client gets the status to come again."""
     async with collecting(tmp_path, **{limit: 500}) as running:
         async with welcomed(running) as one:
             assert await send_frames(one, 0, 7) == protocol.Ack(7)

@@ -83,7 +83,7 @@ def test_a_job_that_is_not_there(two: CollectorProcess) -> None:
 
 
 def test_two_jobs_of_the_same_name_and_size(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Nothing tells them from a rank that was started again, but that they run at once: the page says that, and so does a merge."""
+    """They look like a rank that was started again, but run at once: the page says that, and so does a merge."""
     with (
         collecting(tmp_path / "c") as collector,
         training(collector.url, 0, name="stepscope", world=1, steps=10_000) as one,
@@ -121,7 +121,7 @@ def test_a_rank_that_was_started_again_is_one_process() -> None:
 
 
 async def test_listeners_to_several_jobs_get_what_has_changed() -> None:
-    """Each of its own job only; one to a job that comes later is told of it then."""
+    """Each of its own job only; one to a job that comes later hears of it then."""
     streams = Streams(64)
     for number, job in enumerate(("one", "two")):
         streams.add(stream := Stream(f"{number:032x}", run_of(0, job)))

@@ -1,4 +1,4 @@
-"""Ranks that were started again, and jobs beside each other, as the live state has them."""
+"""Ranks that were started again, and several jobs at a time, in the live state."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def test_a_stream_that_was_deleted_is_forgotten() -> None:
 
 
 async def test_jobs_are_not_mixed() -> None:
-    """Ranks, windows, slow ranks and missing ones of two jobs are told apart, though their runs have one name."""
+    """Ranks, windows, slow ranks and missing ones of two jobs are separate, though their runs have one name."""
     ours = [life(n, run_of(n, job="1001", world=2), [(0, 0, 10)]) for n in (0, 1)]
     theirs = [life(10 + n, run_of(n, job="1002", world=3), [(0, 0, 20)]) for n in (0, 1)]
     unnamed = [life(20, run_of(0, world=1), [(0, 0, 5)])]

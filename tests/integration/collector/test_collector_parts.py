@@ -1,4 +1,4 @@
-"""Parts of a collector's work that end though they should not: all who look are told."""
+"""Parts of a collector's work that end though they should not: page, API and metrics show it."""
 
 from __future__ import annotations
 

@@ -135,7 +135,7 @@ def test_a_path_written_in_another_way_needs_the_same_scope(tmp_path: Path) -> N
 
 
 def test_a_scope_without_a_token_is_closed(tmp_path: Path) -> None:
-    """One file is enough that nobody comes without a token; the environment's token does not count beside it."""
+    """One file is enough that nobody comes without a token; the environment's token does not count then."""
     files = token_files(tmp_path, ingest=INGEST)
     with collecting_apart(tmp_path / "c", *options(files), STEPSCOPE_TOKEN=ADMIN) as collector:
         assert ask(f"{collector.url}/v1/jobs").status == 401
@@ -183,7 +183,7 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> Generator[CollectorProcess
 
 
 def test_a_token_of_a_job_shows_that_job_only(jobs: CollectorProcess) -> None:
-    """In lists, sums, charts, metrics and live events, whether or not it asks for it; of another it is told nothing."""
+    """In lists, sums, charts, metrics and live events, whether or not it asks for it; of another it gets nothing."""
     every = {view["job_id"]: view for view in jobs.get("/v1/ranks", bearer(ADMIN))}
     assert set(every) == {"one x1", "two x1"}
     ids = quote(",".join(view["id"] for view in every.values()))
@@ -219,7 +219,7 @@ def test_a_token_of_a_job_shows_that_job_only(jobs: CollectorProcess) -> None:
             assert [view["job_id"] for view in first["ranks"]] == [own]
             assert [job["id"] for job in first["jobs"]] == [own]
     with events(jobs.url, ADMIN) as first:
-        assert [job["id"] for job in first["jobs"]] == ["one x1", "two x1"], "others are told of all"
+        assert [job["id"] for job in first["jobs"]] == ["one x1", "two x1"], "others see all"
 
 
 def test_a_token_of_a_job_downloads_that_job_only(jobs: CollectorProcess) -> None:
@@ -255,7 +255,7 @@ def test_a_token_of_a_job_orders_windows_of_that_job_only(jobs: CollectorProcess
         refusal = order(CONTROL, job="two x1")
         assert refusal.status == 403 and "for the job 'one x1' only" in refusal.json()["detail"]
         for fields in ({}, {"job": "one x1"}):
-            # These do not obey a collector; which were looked at is told.
+            # These do not obey a collector; the response names the ranks.
             assert "none of 1 connected processes" in order(CONTROL, **fields).json()["detail"]
         assert "none of 2 connected processes" in order(ADMIN).json()["detail"]
 
@@ -331,7 +331,7 @@ async def status(running: Running, token: str) -> int:
 
 
 async def test_tokens_are_replaced_without_a_pause(tmp_path: Path) -> None:
-    """The new one is valid beside the old one, and the old one is not when it is removed; other requests go on."""
+    """The new one is valid together with the old one, and the old one is not when it is removed; other requests go on."""
     files = token_files(tmp_path, read=READ, ingest=f"{INGEST}\n{INGEST}-2")
     async with serving(tmp_path / "c", files) as running:
         async with (
@@ -474,7 +474,7 @@ def test_a_file_that_is_invalid_at_the_start_is_refused(
 
 
 def test_short_tokens_let_no_other_machine_in(tmp_path: Path) -> None:
-    """From files as well; on this machine they are taken."""
+    """From files as well; on this machine they are accepted."""
     files = token_files(tmp_path, ingest="short", read=READ)
     with refused(ExposureError, "0.0.0.0", "5 characters", "16") as caught:
         Tokens(CollectorSettings(directory=tmp_path, host="0.0.0.0", insecure=True, **files))

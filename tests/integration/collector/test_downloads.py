@@ -237,7 +237,7 @@ def test_what_makes_it_ends_with_the_collector(tmp_path: Path) -> None:
 
 
 async def test_no_more_are_made_than_may_be_at_once(tmp_path: Path) -> None:
-    """Two are made, sixteen wait, and who comes then is told to come later."""
+    """Two are made, sixteen wait, and a further client gets the status to come later."""
     downloads = Downloads(tmp_path)
     go = tmp_path / "go"
     waits = f"import time, pathlib\nwhile not pathlib.Path({str(go)!r}).exists(): time.sleep(0.01)\nopen({{}}, 'wb').write(b'x')"
@@ -262,7 +262,7 @@ while not pathlib.Path(GO).exists():
 
 
 async def test_they_stay_within_the_limit_of_the_disk(tmp_path: Path) -> None:
-    """Room for as many as are made at once is kept free: streams that fill the disk leave it, and nothing is given up for it."""
+    """Room for as many as are made at once stays free: streams that fill the disk leave it, and nothing is given up for it."""
     limit, go = 16 << 20, tmp_path / "go"
     size = limit // 16
     collector = Collector(CollectorSettings(directory=tmp_path / "collected", port=0, disk_bytes=limit))

@@ -356,7 +356,7 @@ def test_ranks_of_a_journal_that_cannot_be_are_ignored(value: int, caplog: pytes
 
 
 def test_clock_samples_of_a_long_run_are_thinned(tmp_path: Path) -> None:
-    """Of neighbours the quickest is kept, over the whole run, whatever there was of it."""
+    """Of neighbours the quickest stays, over the whole run."""
     total = 3 * MAX_SYNCS
     samples = [
         ClockSync(

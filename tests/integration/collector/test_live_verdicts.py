@@ -338,7 +338,7 @@ def test_a_job_is_judged_while_it_runs(tmp_path: Any) -> None:
 
 
 async def test_a_heatmap_of_many_ranks_and_steps() -> None:
-    """A cell has the slowest of its ranks and steps, beside the median of its column."""
+    """A cell has the slowest of its ranks and steps, and the median of its column."""
     streams = streams_of(
         *(summary([(4 if (rank, step) == (5, 30) else 1) * STEP for step in range(100)], first=1) for rank in range(40))
     )

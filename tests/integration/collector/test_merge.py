@@ -308,7 +308,7 @@ _ANY = st.sampled_from([0, 1, -1, START, -START, (1 << 62), -(1 << 62), (1 << 63
 def test_numbers_from_anywhere_do_no_harm(
     values: list[int], steps: list[int], seed: int, good_rank: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """Times, steps, ranks and events of a hostile stream: a good rank beside it is merged, nothing raises or overflows."""
+    """Times, steps, ranks and events of a hostile stream: a good rank is merged all the same, nothing raises or overflows."""
     require("pyarrow")
     directory = tmp_path_factory.mktemp("hostile")
     shutil.copytree(good_rank / "streams", directory / "streams")
@@ -384,7 +384,7 @@ def test_memory_does_not_hold_the_trace(suffix: str, sizes: list[Path], tmp_path
 
 
 def test_an_output_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
-    """Directories get their files when all are complete; the staging place is taken away."""
+    """Directories get their files when all are complete; the staging place is removed."""
     add_rank(tmp_path / "in", 0)
     (tmp_path / "in" / "streams" / "x").mkdir()
     target = tmp_path / "out"

@@ -74,7 +74,7 @@ def spans(directory: Path, out: Path) -> Counter[tuple[str, int]]:
 
 
 def test_a_stream_that_two_collectors_have(tmp_path: Path) -> None:
-    """One took it over from the other: the whole file counts, in whatever order they are given."""
+    """One took it over from the other: the whole file counts, in any order of the arguments."""
     add_rank(tmp_path / "b", 0)
     (whole,) = (tmp_path / "b").glob("streams/*")
     part = tmp_path / "a" / "streams" / ("0" * 32) / "journal"

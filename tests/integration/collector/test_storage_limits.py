@@ -71,7 +71,7 @@ def some(first: int, count: int = 4, rank: int = 0) -> list[Frame]:
 
 
 def test_everything_counts_that_a_collector_writes(tmp_path: Path) -> None:
-    """Streams, what is beside them, files that are made for a download; nothing of others."""
+    """Streams, the files next to them, files that are made for a download; nothing of others."""
     directory = tmp_path / "c"
     with collecting(directory, "--disk", str(1 << 40)) as collector:
         trained(collector.url, 0)

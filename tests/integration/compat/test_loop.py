@@ -253,7 +253,7 @@ def test_a_wrong_world_size_is_refused(wrong: Any) -> None:
 
 @pytest.mark.checklist("B6")
 def test_what_can_be_asked_for_replaces_only_the_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the program or by the environment; a schedule that was given is followed besides."""
+    """By the program or by the environment; a schedule in the arguments is followed as well."""
     cycle = sc.schedule(wait=1, warmup=0, active=1, repeat=1)
     recorded: list[list[tuple[int, ...]]] = []
     for chosen in ({"control": SOCKET}, {"control": SOCKET, "schedule": cycle}, {}, {"schedule": cycle}):

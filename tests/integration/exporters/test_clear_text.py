@@ -168,7 +168,7 @@ async def test_commands_follow_no_redirect(tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore:parameter .timeout.:DeprecationWarning")
 async def test_a_websocket_of_nats_follows_no_redirect(tmp_path: Path) -> None:
-    """The client of NATS does: the server that it got to is told nothing."""
+    """The client of NATS does: the server that it reached gets nothing."""
     require("nats")
     aiohttp = require("aiohttp")
     web = require("aiohttp.web")

@@ -1,4 +1,4 @@
-"""The exporter before collectors that are away, refuse, hang, lie or are slow: nothing is held up, and all is accounted for."""
+"""The exporter before collectors that are away, refuse, hang, lie or are slow: nothing is blocked, and all is accounted for."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ async def test_what_a_lost_connection_raises_is_logged_once(tmp_path: Path) -> N
 
 
 def blocked(link: WebSocketTransport | None) -> bool:
-    """Whether a connection has more to send than is taken."""
+    """Whether a connection has more to send than is read."""
     socket = None if link is None else link._socket  # pyright: ignore[reportPrivateUsage]
     return socket is not None and socket.transport.get_write_buffer_size() > 1 << 19
 
@@ -132,7 +132,7 @@ print(profiler.report())
 
 
 async def test_what_the_report_says_to_do_sends_everything(tmp_path: Path) -> None:
-    """The run ends without an error; the command that its report has, typed where it ran, delivers all that was kept."""
+    """The run ends without an error; the command that its report has, typed where it ran, delivers all stored events."""
     port = free_port()
     done = await asyncio.to_thread(python, "-c", PROGRAM, port, cwd=tmp_path)
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""The journal exporter: what it was given is on the disk, whatever happens to process, disk and directory."""
+"""The journal exporter: all its events are on the disk, whatever happens to process, disk and directory."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ async def test_the_journal_and_its_directories_are_private(tmp_path: Path, outpu
 
 
 async def test_other_journals_are_left_alone(tmp_path: Path) -> None:
-    """A name that is taken, by a file or a link to nowhere, is not touched; the exporter tells its own."""
+    """A name that is in use, by a file or a link to nowhere, is not touched; the exporter recognises its own."""
     (tmp_path / "x.journal").write_text("precious")
     (tmp_path / "x-2.journal").symlink_to(tmp_path / "nowhere")
     exporter = JournalExporter(tmp_path / "x.journal")

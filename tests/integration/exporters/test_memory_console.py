@@ -1,4 +1,4 @@
-"""The memory exporter keeps and misbehaves as told; the console exporter shows progress and never raises."""
+"""The memory exporter stores events and misbehaves on demand; the console exporter shows progress and never raises."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ async def test_memory_is_bounded(tmp_path: Path) -> None:
 @pytest.mark.parametrize("method", ["open", "export", "close_window", "aclose"])
 async def test_memory_fails_where_it_is_made_to(tmp_path: Path, method: str) -> None:
     """Each method can be made to raise; the others go on."""
-    exporter = MemoryExporter(fail={method: OutputError("told to")})  # type: ignore[dict-item] # pyright: ignore
+    exporter = MemoryExporter(fail={method: OutputError("on demand")})  # type: ignore[dict-item] # pyright: ignore
     batch = batch_of(spans(["x"]))
     calls = {
         "open": lambda: exporter.open(run_in(tmp_path)),
@@ -131,7 +131,7 @@ class Clock:
 
 
 async def test_console_shows_progress_at_intervals(tmp_path: Path) -> None:
-    """One line per interval tells step, pace, events and drops; the last one tells the end."""
+    """One line per interval has step, pace, events and drops; the last one reports the end."""
     stream, clock = io.StringIO(), Clock()
     exporter = ConsoleExporter(stream, 1.0, clock=clock)
     await exporter.open(run_in(tmp_path, "my run"))

@@ -42,7 +42,7 @@ class Sent:
 
 
 async def send(exporter: OtlpExporter, path: Path) -> Sent:
-    """Sends one window, as an outlet would."""
+    """Sends one window, as an exporter's worker would."""
     sent = Sent()
     batch = batch_of(spans([f"span {number}" for number in range(EVENTS)]))
     await exporter.open(run_in(path))
@@ -121,7 +121,7 @@ async def test_headers_that_do_not_help_are_asked_for_once(tmp_path: Path, caplo
 
 @pytest.mark.parametrize("fault", ["drop", "drop in body", "half an answer", "close after", "hang"])
 async def test_broken_connections_are_made_anew(fault: str, tmp_path: Path) -> None:
-    """Wherever it breaks, every span is there in the end; a store tells those that came twice by their ids."""
+    """Wherever it breaks, every span is there in the end; a store recognises those that came twice by their ids."""
     options = msgspec.structs.replace(PLAIN, timeout=0.5, batch_spans=5)
     async with receiver() as server:
         server.replies = [Reply(), Reply(fault=fault), Reply(), Reply(fault=fault)]  # type: ignore[arg-type]
@@ -260,7 +260,7 @@ def test_the_end_waits_for_no_receiver(reply: Reply, tmp_path: Path) -> None:
 
 
 def test_the_end_gives_a_dead_receiver_up(tmp_path: Path) -> None:
-    """One that has failed for long is not waited for until the deadline, and what it has not taken is counted."""
+    """One that has failed for long is not waited for until the deadline, and the spans that it has not accepted are counted."""
     reached = threading.Event()
     with ReceiverThread() as server:
         server.always = Reply(503)
@@ -282,7 +282,7 @@ def test_the_end_gives_a_dead_receiver_up(tmp_path: Path) -> None:
 
 
 async def end_after_a_failure(exporter: OtlpExporter, server: Receiver) -> None:
-    """Says that the end has come, as an outlet would, when the first request has failed."""
+    """Says that the end has come, as an exporter's worker would, when the first request has failed."""
     while len(server.received) < 2:
         if server.received:
             exporter.closing()

@@ -33,7 +33,7 @@ def file(path: Path, text: str, mode: int) -> Path:
 def test_a_secret_that_others_can_read_is_a_warning(
     mode: int, what: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is taken all the same, and said once, until that changes."""
+    """It is accepted all the same, and reported once, until that changes."""
     secret = file(tmp_path / "secret", f" {TOKEN}\n", mode)
     with caplog.at_level(logging.WARNING):
         assert [read_secret(secret), read_secret(secret)] == [TOKEN] * 2
@@ -45,7 +45,7 @@ def test_a_secret_that_others_can_read_is_a_warning(
 
 
 def test_a_file_without_a_secret_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """By all who were given it: each wants a token to be asked for, or shown."""
+    """By all that use it: each wants a token to be asked for, or shown."""
     empty = file(tmp_path / "token", " \n\t\n", 0o600)
     with refused(ValueError, "token"):
         Address("ws://localhost:7788", empty).headers()
@@ -60,7 +60,7 @@ def test_a_file_without_a_secret_is_refused(tmp_path: Path, capsys: pytest.Captu
 
 
 def test_a_file_that_is_not_there_is_reported_at_once(tmp_path: Path) -> None:
-    """Not when the run is over and nothing was sent; who may not read one, or named its directory, is told as well."""
+    """Not when the run is over and nothing was sent; a file that may not be read, or a directory, is reported as well."""
     url, token = "ws://localhost:7788", tmp_path / "token"
     with refused(FileNotFoundError, token):
         CollectorExporter(url, token=token)

@@ -57,7 +57,7 @@ def test_counters_without_a_finite_value(value: object, output_dir: Path) -> Non
 
 
 def test_negative_durations_become_nothing(output_dir: Path) -> None:
-    """A device whose clock runs backwards cannot break a trace; the spans are kept with no duration."""
+    """A device whose clock runs backwards cannot break a trace; the spans are recorded with no duration."""
     backend = sc.backends.ScriptedBackend([Deliver([Span("back", 1000, -500), Span("forth", 1000, 500)])])
     memory = sc.exporters.MemoryExporter()
     chrome = sc.ChromeTraceExporter(output_dir / "trace.json")
@@ -98,7 +98,7 @@ def test_a_directory_removed_while_it_is_written(tmp_path: Path) -> None:
     "argument", [object(), [object()], {1: 2}, range(10**6), "x" * 10**6, 10**400, np.float32(1.5)]
 )
 def test_any_argument_is_kept_or_named(argument: object, output_dir: Path) -> None:
-    """Nothing that a span is given raises, and nothing large is kept whole."""
+    """No argument of a span raises, and no large one is recorded whole."""
     memory = sc.exporters.MemoryExporter()
     with sc.trace(exporters=[memory], output_dir=output_dir) as profiler, sc.span("work", value=argument):
         pass

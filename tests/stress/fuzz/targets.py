@@ -82,7 +82,7 @@ def _read(path: Path) -> None:
 
 
 def session(data: bytes) -> None:
-    """A session directory whose files hold any bytes, behind headers that are believed; what was kept has right checksums."""
+    """A session directory whose files hold any bytes, behind headers that are believed; stored steps have right checksums."""
     pieces = data.split(b"\xff\xfe", 5)
     pieces += [b""] * (6 - len(pieces))
     ring, stacks, strings, tracks, kept, window = pieces
@@ -118,7 +118,7 @@ def session(data: bytes) -> None:
 
 
 def session_note(data: bytes) -> None:
-    """A note of any bytes, `@` in it being where it is: what it names is read, and nothing outside of its run is changed."""
+    """A note of any bytes, `@` in it being where it is: the files that it names are read, and nothing but its run is changed."""
     with tempfile.TemporaryDirectory(dir=PLACE) as name:
         place = Path(name)
         for directory in ("run", "files", "elsewhere"):
@@ -159,7 +159,7 @@ def _tree(place: Path, but: str) -> dict[str, bytes]:
 
 
 def arguments(data: bytes) -> None:
-    """A heap of any bytes, and a range of it that may lie outside."""
+    """A heap of any bytes, and a range of it that may lie beyond."""
     if len(data) < 8:
         return
     at, length = struct.unpack_from("<II", data)

@@ -1,4 +1,4 @@
-"""A diary: what a program has done so far, kept outside of the runtime, so that it survives whatever ends the program."""
+"""A diary: the program's actions so far, stored without the runtime, so that it survives any end of the program."""
 
 from __future__ import annotations
 

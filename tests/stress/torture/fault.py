@@ -22,7 +22,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     dropped: int = 0
     """Events missing there that some account names, with a reason."""
     held_ns: int = 0
-    """Longest time that the training thread was held by a call of ours."""
+    """Longest time that the training thread was blocked by a call of ours."""
     shutdown_ns: int = 0
     """Longest close, exit or recovery."""
     problems: tuple[str, ...] = ()
@@ -59,7 +59,7 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
     short: int = 1
     """In the short run, which is part of the tests."""
     most_held_ns: int = 500_000_000
-    """The training thread must not be held longer by a call of ours; far more than any takes, on a machine that is busy."""
+    """The training thread must not be blocked longer by a call of ours; far more than any takes, on a machine that is busy."""
     alone: bool = False
     """Whether no other fault is tried meanwhile: deadlines are judged closely, or the machine is loaded."""
     least: int = 1
@@ -110,7 +110,7 @@ def description(fault: Fault) -> str:
 
 
 def load(package: str = PACKAGE) -> Catalog:
-    """Imports every module of a package. One that fails is told in `broken`."""
+    """Imports every module of a package. One that fails is named in `broken`."""
     faults: list[Fault] = []
     about: dict[str, str] = {}
     broken: dict[str, str] = {}

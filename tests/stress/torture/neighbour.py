@@ -1,4 +1,4 @@
-"""A training loop that traces to a bad exporter beside good ones, as a program: what each got, and what it cost.
+"""A training loop that traces to a bad exporter and to good ones, as a program: the events of each, and the cost.
 
 usage: python -m tests.stress.torture.neighbour HOW METHOD DIRECTORY PORT SECONDS
 """
@@ -95,7 +95,7 @@ def neighbour(how: str, method: Method, directory: Path, port: int) -> Exporter:
 
 
 def longest(profiler: sc.Profiler) -> int:
-    """Entries of the longest traceback of what was kept, each of which keeps a frame alive and what that holds."""
+    """Entries of the longest traceback of the stored errors; each keeps a frame and its objects alive."""
     try:
         profiler.raise_errors()
     except ExceptionGroup as kept:

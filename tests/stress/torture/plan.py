@@ -113,7 +113,7 @@ class Ending(msgspec.Struct, frozen=True):
     own: Own
     """The program's action then; empty if it goes on until a signal comes."""
     signals: tuple[tuple[float, int], ...]
-    """That come from outside: seconds after the end has begun, and the number."""
+    """Signals from another process: seconds after the end has begun, and the number."""
 
     @property
     def in_order(self) -> bool:

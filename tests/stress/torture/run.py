@@ -16,7 +16,7 @@ from tests.stress.torture.worker import LIMIT, Worker
 
 
 class Tally:
-    """Adds up answers. Losses and events written twice are kept apart, as their sum would hide both."""
+    """Adds up answers. Losses and events written twice stay separate, as their sum would hide both."""
 
     def __init__(self, fault: Fault, wanted: int) -> None:
         self.fault = fault
@@ -47,7 +47,7 @@ class Tally:
         if outcome.lost < 0:
             said.insert(0, f"{-outcome.lost:,} events written twice, or counted as dropped and written")
         if outcome.held_ns > self.fault.most_held_ns:
-            said.append(f"the training thread was held for {outcome.held_ns / 1e9:.2f} s")
+            said.append(f"the training thread was blocked for {outcome.held_ns / 1e9:.2f} s")
         self.hung |= any(problem.startswith("hung") for problem in said)
         self.problems += [f"trial {number}: {problem}" for problem in said]
 
@@ -89,7 +89,7 @@ def torture(
 ) -> list[Tally]:
     """Tries faults.
 
-    Each is tried as often as its `least` says, whatever that takes; that also tells what a trial costs. Then those that need least
+    Each is tried as often as its `least` says, at any cost; that also shows what a trial costs. Then those that need least
     time are tried to their end first, so that as many faults as possible are tried as often as they ask for.
 
     Args:

@@ -48,7 +48,7 @@ class Said(msgspec.Struct, kw_only=True):
     dropped: dict[str, int]
     """Events of any kind, by output, for any reason."""
     others: int
-    """Events that the Chrome trace was given and has taken and that are no spans of the loop: of steps, marks, gaps."""
+    """Events that the Chrome trace got and has written and that are no spans of the loop: of steps, marks, gaps."""
     in_flight: int
     errors: dict[str, str]
     """First error of each output."""
@@ -60,7 +60,7 @@ class Said(msgspec.Struct, kw_only=True):
 
 
 class Counting(sc.ChromeTraceExporter):
-    """A Chrome trace that counts what else than spans of the loop it has taken."""
+    """A Chrome trace that counts its events other than spans of the loop."""
 
     others = 0
 
@@ -158,7 +158,7 @@ def full(directory: Path) -> Generator[None]:
 
 @contextlib.contextmanager
 def clock_set_back() -> Generator[None]:
-    """The wall clock, as Python tells it, is an hour behind from now on."""
+    """The wall clock, as Python reads it, is an hour behind from now on."""
     real = time.time_ns
     time.time_ns = lambda: real() - 3_600_000_000_000
     try:

@@ -11,7 +11,7 @@ from benchmarks.harness.machine import Machine, file_system
 from tests.stress.torture.fault import Catalog, description
 from tests.stress.torture.run import Tally
 
-HEAD = ("fault", "tried", "produced", "exported", "dropped", "lost", "thread held", "shutdown")
+HEAD = ("fault", "tried", "produced", "exported", "dropped", "lost", "thread blocked", "shutdown")
 
 
 def cells(tally: Tally) -> tuple[str, ...]:

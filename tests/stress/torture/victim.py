@@ -1,4 +1,4 @@
-"""A traced program that is ended from outside: threads and tasks with spans, steps, windows and busy exporters.
+"""A traced program that another process ends: threads and tasks with spans, steps, windows and busy exporters.
 
     python -m tests.stress.torture.victim DIRECTORY SEED ENDING
 
@@ -38,7 +38,7 @@ def profiler(directory: Path, seed: int, ending: str, **settings: Any) -> stepsc
     """A profiler whose settings the seed chooses. Trials that follow one another have the policies in turn.
 
     Args:
-        settings: of `stepscope.trace`, instead of those that the seed chooses, or beside them.
+        settings: of `stepscope.trace`, instead of those that the seed chooses, or in addition.
     """
     chance = random.Random(seed)
     small = chance.random() < 0.4
@@ -135,7 +135,7 @@ HELD: list[bytearray] = []
 
 
 def _use_up(limit: int) -> None:
-    """Sets a limit of 1 GiB, and asks for memory, 1 MiB each time, until there is none. It is kept."""
+    """Sets a limit of 1 GiB, and asks for memory, 1 MiB each time, until there is none. It stays in use."""
     resource.setrlimit(limit, (1 << 30, 1 << 30))
     with contextlib.suppress(MemoryError):
         while True:

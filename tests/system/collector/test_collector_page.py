@@ -115,7 +115,7 @@ def test_the_page_is_small_and_needs_no_internet() -> None:
 
 
 def test_the_page_follows_the_ranks(tmp_path: Path) -> None:
-    """Values are those of the collector; the slow rank is named; a death, a restart and an end are told."""
+    """Values are those of the collector; the slow rank is named; a death, a restart and an end are shown."""
     with collecting(tmp_path) as collector, quiet_page() as page:
         page.goto(collector.url)
         page.get_by_text("Waiting for the first rank.").wait_for()

@@ -102,7 +102,7 @@ def test_a_job_is_chosen(tmp_path: Path) -> None:
 
 
 def test_a_link_to_a_job_that_is_not_there_yet(tmp_path: Path) -> None:
-    """It says so, offers the others, and shows the job when it comes; changes told are those of the job."""
+    """It says so, offers the others, and shows the job when it comes; the changes are those of the job."""
     with collecting(tmp_path) as collector, quiet_page() as page:
         trained(collector.url, 0, name="early", world=1)
         page.goto(f"{collector.url}/?job=late+x1")

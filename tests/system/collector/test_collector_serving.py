@@ -46,7 +46,7 @@ from tests.support.streams import hello
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_it_ends_within_five_seconds(tmp_path: Path, number: signal.Signals) -> None:
-    """With a rank that streams, live events that nobody reads and an idle connection; those who listen are told."""
+    """With a rank that streams, live events that nobody reads and an idle connection; listeners get the end."""
     with collecting(tmp_path) as collector:
         with (
             training(collector.url, 0, steps=10_000),

@@ -80,7 +80,7 @@ class Collecting:
         return running(self.partition(publisher, **seconds).run())
 
     def partition(self, publisher: Publishing, **seconds: Any) -> Partition:
-        """The partition, to be taken into the directory."""
+        """The partition, to be stored in the directory."""
         session = Session(
             publisher.client, publisher.jetstream, publisher.team, publisher.roster, self.store, self.streams,
             publisher.budget, self.retries, self.refuse, gap_seconds=NEVER,

@@ -348,7 +348,7 @@ async def test_a_partition_is_acquired_beyond_the_share(
 
 
 async def test_a_lease_that_another_collector_has(server: NatsServer, tmp_path: Path) -> None:
-    """As after a pause: the partition is left to the other one, and the rest is taken as before."""
+    """As after a pause: the partition is left to the other one, and the rest is read as before."""
     async with jetstream(server.url) as context, ingesting(tmp_path / "one", server.url) as one:
         await poll(lambda: one.partitions == PARTITIONS)
         leases = await context.key_value(NAMES.leases)

@@ -147,7 +147,7 @@ def test_a_wrong_url_is_refused_at_once_and_no_password_shown(tmp_path: Path) ->
 
 
 async def streamed(url: str, made: list[Frame], first: int, last: int) -> None:
-    """Sends frames as an exporter does that waits for confirmations; each is taken."""
+    """Sends frames as an exporter does that waits for confirmations; each is accepted."""
     async with connected(url.replace("http", "ws")) as one:
         await one.send(hello(stream=STREAM))
         welcome = await answer(one)

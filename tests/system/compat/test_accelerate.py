@@ -125,7 +125,7 @@ def test_the_tracker_records_what_is_logged(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_costs_the_training_nothing(small_disk: Path) -> None:
-    """Training ends as ever, though Accelerate exports in the program's thread; errors are kept."""
+    """Training ends as ever, though Accelerate exports in the program's thread; errors are stored."""
     (small_disk / "traces").mkdir()
     fill(small_disk)
     using = accelerator(ours.StepscopeProfileKwargs(output_trace_dir=str(small_disk / "traces")))

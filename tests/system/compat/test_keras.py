@@ -89,7 +89,7 @@ def logging() -> Any:
 
 
 def test_a_log_value_that_is_no_number_costs_itself(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Epochs are counted from the first one, the numbers beside it are counters, and each name is told of once."""
+    """Epochs are counted from the first one, the numbers next to it are counters, and each name is reported once."""
     runs = Runs()
     callback = ours.StepscopeCallback(
         str(tmp_path), exporters=[runs], unit="epoch", schedule=sc.schedule(wait=3, warmup=0, active=3, repeat=1)

@@ -103,7 +103,7 @@ def test_a_resumed_training_is_recorded_by_default(tmp_path: Path) -> None:
 
 
 def test_evaluation_by_itself_and_in_a_training(tmp_path: Path) -> None:
-    """In a training it is a span of the step; by itself a run, whose first batch nobody tells of."""
+    """In a training it is a span of the step; by itself a run, whose first batch has no callback."""
     runs = Runs()
     callback = ours.StepscopeCallback(exporters=[runs], schedule=None)
     used = trainer(tmp_path, callback, eval_strategy="steps", eval_steps=3, max_steps=6)

@@ -129,7 +129,7 @@ def port_of(url: str) -> int:
 
 
 def delivered(run: Path, url: str) -> None:
-    """Sends what a run has kept to the server itself."""
+    """Sends a run's unconfirmed events to the server itself."""
     done = stepscope("deliver", run, "--url", url.replace("http:", "ws:"), cwd=run)
     assert done.returncode == 0, done.stderr
     assert not (run / BUFFER_DIRECTORY).exists()

@@ -46,7 +46,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def test_ranks_and_steps(answers: dict[str, Any]) -> None:
-    """Both ranks are told apart, with their steps and streams; HTA itself leaves the last step out."""
+    """Both ranks are separate, with their steps and streams; HTA itself leaves the last step out."""
     assert set(answers["ranks"]) == {"0", "1"}
     assert answers["iterations"] == {"0": [7, 8], "1": [7, 8]}
     assert answers["streams"] == {"0": [-1, 7, 20], "1": [-1, 7, 20]}

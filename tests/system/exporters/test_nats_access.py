@@ -169,7 +169,7 @@ async def test_files_that_hold_no_secret(content: str, said: str, start: Start, 
     """That is said, with the file's name, and the loop goes on."""
     require("nkeys")
     server = start(Operator().configuration())
-    credentials = file(tmp_path / "user.creds", "what it held before")
+    credentials = file(tmp_path / "user.creds", "the old secret")
     exporter = NatsExporter(server.url, access=NatsAccess(credentials=credentials), settings=QUICK)
     file(credentials, content)
     await exporter.open(run_in(tmp_path / "run"))

@@ -1,4 +1,4 @@
-"""The exporter to NATS: the contract of exporters by what JetStream has stored, and what goes beside frames."""
+"""The exporter to NATS: the contract of exporters by what JetStream has stored, and messages other than frames."""
 
 from __future__ import annotations
 

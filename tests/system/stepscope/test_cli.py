@@ -239,7 +239,7 @@ def test_an_output_has_its_directory_made(tmp_path: Path) -> None:
 
 
 def test_convert_says_what_was_damaged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A journal that was cut off gives what it has, and the user is told that it is not all."""
+    """A journal that was cut off gives what it has, and a message says that it is not all."""
     journal = record(tmp_path / "run")
     journal.write_bytes(journal.read_bytes()[:-10])
     assert main(["convert", str(journal), str(tmp_path / "out.json")]) == 0

@@ -153,7 +153,7 @@ with sc.span("work"):
 print("ready", flush=True)
 threading.Event().wait()
 """
-"""It is ended from outside."""
+"""Another process ends it."""
 
 
 def terminated(directory: Path, *options: str, full: bool = False) -> tuple[int, str]:
@@ -323,7 +323,7 @@ def test_an_answer_that_nobody_takes_changes_no_exit_code(tmp_path: Path) -> Non
 
 
 def test_exporters_are_chosen(tmp_path: Path) -> None:
-    """Several at once; the journal is kept in any case."""
+    """Several at once; the journal is written in any case."""
     (tmp_path / "p.py").write_text("import stepscope as sc\nwith sc.span('work'): pass")
     arguments = ("--exporter", "tensorboard", "--exporter", "console", "--out", "run")
     done = stepscope("run", *arguments, "p.py", cwd=tmp_path)
@@ -586,7 +586,7 @@ def test_a_duration_without_steps(tmp_path: Path) -> None:
 
 
 def test_a_duration_ends_torchs_recording(tmp_path: Path) -> None:
-    """Also where no step ends: torch is told on the program's thread, which it recorded."""
+    """Also where no step ends: torch is stopped on the program's thread, which it recorded."""
     require("torch")
     (tmp_path / "p.py").write_text(
         """

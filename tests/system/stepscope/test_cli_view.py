@@ -99,7 +99,7 @@ def test_any_name_of_a_trace(tmp_path: Path, name: str) -> None:
 
 
 def test_a_copy_of_the_page(tmp_path: Path) -> None:
-    """`--ui DIR` has the page served beside the trace; a trace is served as it is."""
+    """`--ui DIR` has the page served next to the trace; a trace is served as it is."""
     trace = record(tmp_path / "run") / "trace.json"
     (tmp_path / "ui").mkdir()
     (tmp_path / "ui" / "index.html").write_text("the page")

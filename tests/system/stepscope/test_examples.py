@@ -248,7 +248,7 @@ def test_simulated_device(tmp_path: Path) -> None:
 
 
 def test_decorators(tmp_path: Path) -> None:
-    """Functions, resumed generators and coroutines are spans; flows and instants are beside them."""
+    """Functions, resumed generators and coroutines are spans; flows and instants are next to them."""
     said = run("decorators", tmp_path)
     rows = {line.split()[0]: line.split()[1:] for line in said.splitlines() if line[:1].isalpha() and "  " in line}
     assert rows["parse"][1] == rows["send"][1] == "5"

@@ -118,7 +118,7 @@ def test_several_machines(launcher: dict[str, str], place: Path, monkeypatch: py
 def test_where_no_name_is_safe(
     variables: dict[str, str], changed: dict[str, str], place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A process is alone, or nothing tells this launch from the next one: each has a directory of its own."""
+    """A process is alone, or nothing distinguishes this launch from the next one: each has a directory of its own."""
     assert named(monkeypatch, variables, **changed) == ""
     for name, value in {**variables, **changed}.items():
         monkeypatch.setenv(name, value)

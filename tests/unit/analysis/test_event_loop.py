@@ -123,7 +123,7 @@ BLOCKED: dict[str, tuple[Tasks, dict[str, tuple[int, int]], int | None]] = {
         None,
     ),
     "a task that is alone": ({"main": (0, 900 * MS, [(500 * MS, 600 * MS)])}, {}, None),
-    "many short stretches beside a long one": (
+    "many short stretches and a long one": (
         {"main": (0, 1_000 * MS, [(1 * MS, 930 * MS)]), **many(40, 10, 25, 20)},
         {},
         20 * 25 + 70,

@@ -72,7 +72,7 @@ def test_icicle() -> None:
 
 
 def test_an_icicle_is_bounded() -> None:
-    """The widest frames are kept; a stack as deep as any is no recursion."""
+    """The widest frames stay; a stack as deep as any is no recursion."""
     stacks = [
         sample(f"main (a.py:1);f{number} (a.py:{number})") for number in range(500) for _ in range(1 + (number < 10))
     ]

@@ -24,7 +24,7 @@ GROUPS: list[dict[str, Any]] = [
     {"pg_name": "6", "pg_desc": "mesh_dp_shard", "ranks": [1, 3], "group_size": 2},
     {"pg_name": "10", "pg_desc": "mesh_tp", "ranks": [2, 3], "group_size": 2},
 ]
-"""Of rank 3 of a DeviceMesh of 2 × 2 × 2, as torch 2.13 tells them."""
+"""Of rank 3 of a DeviceMesh of 2 × 2 × 2, as torch 2.13 lists them."""
 FACTS = {"distributedInfo": {"backend": "nccl", "rank": 3, "world_size": 8, "pg_config": GROUPS}}
 
 

@@ -1,4 +1,4 @@
-"""Clocks: what is found out about them is true within the bound that is given, always."""
+"""Clocks: offsets are true within their bound, always."""
 
 from __future__ import annotations
 

@@ -132,7 +132,7 @@ async def test_live_and_read_again_are_the_same(tmp_path: Path) -> None:
 
 @given(st.lists(st.tuples(ANYTHING, ANYTHING, st.integers(0, 255)), max_size=40), ANYTHING)
 def test_times_that_make_no_sense_cost_nothing_but_themselves(rows: list[tuple[int, int, int]], offset: int) -> None:
-    """Any times and durations are taken without an error, in bounded memory."""
+    """Any times and durations are accepted without an error, in bounded memory."""
     block = steps([1] * len(rows))
     for at, (ts, dur, flags) in enumerate(rows):
         block["ts"][at], block["dur"][at], block["flags"][at] = ts, dur, flags

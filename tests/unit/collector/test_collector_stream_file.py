@@ -157,7 +157,7 @@ def test_a_segment_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     ],
 )
 def test_other_data_are_refused_whole(tmp_path: Path, first: int, count: int, data: bytes, facts: list[str]) -> None:
-    """Nothing of a message is taken if not all of it is what it claims."""
+    """No part of a message is stored if its header is wrong."""
     file = StreamFile(tmp_path, SYNC, RUN)
     take(file, 0, 3)
     with refused(FormatError, *facts):
@@ -207,7 +207,7 @@ def test_files_are_private(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_leaves_the_file_as_it_was(small_disk: Path) -> None:
-    """A write that does not fit is taken back, and works when there is room again."""
+    """A write that does not fit is undone, and works when there is room again."""
     ballast = small_disk / "ballast"
     file = StreamFile(small_disk, SYNC, RUN)
     take(file, 0, 2)

@@ -305,7 +305,7 @@ def test_a_full_disk_is_freed(tmp_path: Path) -> None:
 
 
 def test_a_stream_that_cannot_be_written_or_deleted_is_left_as_it_is(store: Store) -> None:
-    """It is named, the limit is kept with the others, and what cannot be deleted does not count as deleted."""
+    """It is named, the limit holds with the others, and a file that cannot be deleted does not count as deleted."""
     one = stored(store, ONE, some(0, 4), some(4, 1))
     one.with_name(NAME).mkdir()
     two = stored(store, TWO, [*some(0, 4, rank=1), END])

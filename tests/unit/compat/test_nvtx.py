@@ -100,7 +100,7 @@ def test_misuse_is_an_error() -> None:
 
 
 def test_pushed_ranges_nest() -> None:
-    """Each domain has a stack of its own; what is not there cannot be ended, which is told and harmless."""
+    """Each domain has a stack of its own; a missing range cannot be ended, which is reported and harmless."""
     with recording() as log:
         assert [nvtx.push_range("a"), nvtx.push_range("b", payload=1), nvtx.push_range("c", domain="d")] == [0, 1, 0]
         assert [nvtx.pop_range(), nvtx.pop_range("d"), nvtx.pop_range(), nvtx.pop_range(), nvtx.pop_range("e")] == [

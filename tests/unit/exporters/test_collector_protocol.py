@@ -86,7 +86,7 @@ def test_every_run_fits_a_header() -> None:
 
 
 def test_every_frame_fits_a_message() -> None:
-    """The largest frame of a journal is taken by a collector, unless it is told to take less."""
+    """The largest frame of a journal is accepted by a collector, unless its limit is lower."""
     assert fmt.MAX_PAYLOAD + fmt.FRAME_HEADER.size + protocol.MAX_HEADER + 4 <= protocol.MAX_MESSAGE
     defaults = CollectorSettings(directory=Path("x"))
     assert defaults.max_message == protocol.MAX_MESSAGE

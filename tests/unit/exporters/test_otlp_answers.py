@@ -73,7 +73,7 @@ async def test_an_answer_that_is_none_is_a_success(
 
 @pytest.mark.parametrize("fault", ["half a body", "hang in body"])
 async def test_a_success_that_breaks_off_is_one(fault: Fault, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The receiver has taken the request, which is not sent again. A warning says that its answer is incomplete."""
+    """The receiver has accepted the request, which is not sent again. A warning says that its answer is incomplete."""
     async with receiver() as server:
         server.replies = [Reply(fault=fault, rejects=7)]
         sent = await send(OtlpExporter(server.url, options=msgspec.structs.replace(PLAIN, timeout=0.5)), tmp_path)

@@ -67,7 +67,7 @@ def test_what_is_no_endpoint_is_refused(endpoint: str, fact: str) -> None:
 
 
 def test_variables_say_where(monkeypatch: pytest.MonkeyPatch) -> None:
-    """That of a signal is taken as it is and goes first; the general one has the signal's path below it."""
+    """That of a signal is used as it is and goes first; the general one has the signal's path below it."""
     assert target().url == "http://localhost:4318/v1/traces"
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://general:1/x")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", "http://own:2")
@@ -177,7 +177,7 @@ def test_without_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_bounds_of_options(name: str, least: float, most: float | None) -> None:
-    """The last values on either side are taken, and the next ones are refused."""
+    """The last values on either side are accepted, and the next ones are refused."""
     beyond = 1 if isinstance(least, int) else 0.0001
     for value in (least, most):
         assert value is None or getattr(OtlpOptions(**{name: value}), name) == value  # type: ignore[arg-type]

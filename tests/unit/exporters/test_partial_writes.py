@@ -120,7 +120,7 @@ async def test_begins_that_could_not_be_written_are_lost(small_disk: Path) -> No
 
 
 async def test_an_object_whose_end_could_not_be_written_keeps_its_temporary_name(small_disk: Path) -> None:
-    """JSON that is not whole is not given the name of a trace, whatever is tried afterwards."""
+    """JSON that is not whole does not get the name of a trace, whatever is tried afterwards."""
     exporter = sc.ChromeTraceExporter(small_disk / "t{window}.json", form="object")
     async with running(exporter, small_disk, 1 << 30) as outlet:
         outlet.offer(batch(0, 1000))

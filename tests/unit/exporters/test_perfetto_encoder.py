@@ -55,7 +55,7 @@ def test_span(scene: Scene) -> None:
 
 
 def test_flags_are_reported(scene: Scene) -> None:
-    """A span that was open, cut or left by an exception says so, beside arguments of any name."""
+    """A span that was open, cut or left by an exception says so, next to arguments of any name."""
     scene.span("x", 0, 1, flags=Flag.OPEN | Flag.CLIPPED | Flag.ERROR, error=3)
     assert only(encode(scene)).args == {"had not ended": True, "was cut": True, "left by exception": True, "error": 3}
 
@@ -196,7 +196,7 @@ def test_state_goes_on(scene: Scene) -> None:
 
 
 def test_what_was_refused_is_not_half_there(scene: Scene) -> None:
-    """Begins that were held in bytes that did not reach the file are left out, as their ends are."""
+    """Begins that were in bytes that did not reach the file are left out, as their ends are."""
     encoder = _core.PerfettoEncoder(1, 4711)
     scene.span("kept", 0, 1, parent=1, flags=Flag.CLIPPED, text="kept with its arguments")
     kept = scene.batch()

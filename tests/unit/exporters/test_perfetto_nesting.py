@@ -264,7 +264,7 @@ def test_two_sources_on_one_row(
     for source, events in ((RECORDER, regions), ("torch", foreign)):
         borders = [0, *sorted(min(cut, len(events)) for cut in cuts), len(events)]
         parts += [(source, events[a:b]) for a, b in zip(borders, borders[1:], strict=False) if a < b]
-    # A step that begins inside of a region and ends outside of it is on a row of its own.
+    # A step that begins inside of a region and ends after it is on a row of its own.
     steps = [at for at in steps if not any(span.begin < at < span.end for span in program)]
     early = shuffle.random() < 0.5  # the recorder's are routed first where the other source delivers a finished trace
     if not early:  # each source in its order

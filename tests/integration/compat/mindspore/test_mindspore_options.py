@@ -229,7 +229,7 @@ def test_limits_are_reported_at_the_start(tmp_path: Path, caplog: pytest.LogCapt
 
 @pytest.mark.checklist("A19", "D4")
 def test_rank_and_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rank and device come from whoever says them; what is no number is said, and 0 is taken."""
+    """Rank and device come from any launcher; text that is no number is reported, and 0 is used."""
     for name in ("RANK", "RANK_ID", "LOCAL_RANK", "SLURM_PROCID", "WORLD_SIZE", "RANK_SIZE", "DEVICE_ID"):
         monkeypatch.delenv(name, raising=False)
     assert (detect_target().rank, detect_target().rank_size, detect_target().device_id) == (0, 1, 0)

@@ -261,7 +261,7 @@ def recorded_again(path: Path) -> Path:
 
 @pytest.mark.checklist("D5", "A31")
 def test_nothing_is_overwritten(tmp_path: Path) -> None:
-    """Recordings into one directory are beside each other, each for its owner only, and no old file is touched."""
+    """Recordings into one directory have separate files, each for its owner only, and no old file is touched."""
     (tmp_path / "old").write_text("mine")
     first, second = recorded_again(tmp_path), recorded_again(tmp_path)
     assert first != second
@@ -361,6 +361,6 @@ def test_analyse_only(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("make", [lambda: Profiler(schedule=7), lambda: profile(on_trace_ready="x")])
 def test_what_cannot_be_called(make: Callable[[], object]) -> None:
-    """A schedule or handler that is no function is refused when it is given."""
+    """A schedule or handler that is no function is refused by the call that gets it."""
     with refused(TypeError):
         make()

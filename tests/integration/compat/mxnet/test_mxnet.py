@@ -69,7 +69,7 @@ def test_a_program_for_mxnet_runs_with_its_import_changed(here: Path) -> None:
 
 @pytest.mark.checklist("E1")
 def test_every_setting_of_mxnet_is_taken(here: Path) -> None:
-    """Also as texts and numbers, as MXNet takes them; what is not given has its default."""
+    """Also as texts and numbers, as MXNet takes them; others have their default."""
     flags = dict.fromkeys(("profile_all", "profile_symbolic", "profile_imperative", "profile_api"), "False")
     mxnet.set_config(
         filename=here / "other.json",

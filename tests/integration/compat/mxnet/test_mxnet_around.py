@@ -170,7 +170,7 @@ def test_a_variable_that_cannot_be_followed(
 
 
 class Told:
-    """Another tool, which keeps what it is told."""
+    """Another tool, which stores each call."""
 
     def __init__(self, fails: bool = False) -> None:
         self.told: list[Any] = []
@@ -283,7 +283,7 @@ def test_memory_is_a_counter() -> None:
         row: dict[str, float] = {"Min": 0, "Max": 0}
         while row["Max"] - row["Min"] < grown * 0.9 / 1000 and time.monotonic() < ending:
             block.seek(0)
-            for _ in range(64):  # again and again: the system may have taken some away, also of the rest of the process
+            for _ in range(64):  # again and again: the system may have removed some, also of the rest of the process
                 block.write(b"x" * (grown // 64))
             time.sleep(0.01)
             row = statistics()["Memory"]["Device Storage"]["Memory: cpu/0"]

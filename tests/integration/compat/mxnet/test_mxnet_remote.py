@@ -52,7 +52,7 @@ mxnet.close()
 
 
 class Server:
-    """A program whose loop makes events with the name that it was told last."""
+    """A program whose loop makes events with the name that it got last."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self.process = process

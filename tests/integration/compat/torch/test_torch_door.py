@@ -1,4 +1,4 @@
-"""`stepscope.torch` beside torch.profiler: the documentation's programs, with the import as the only difference."""
+"""`stepscope.torch` and torch.profiler: the documentation's programs, with the import as the only difference."""
 
 from __future__ import annotations
 

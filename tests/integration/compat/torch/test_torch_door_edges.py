@@ -117,7 +117,7 @@ def test_a_profiler_of_the_programs_own_inside(caplog: pytest.LogCaptureFixture)
 
 
 def test_metadata_that_is_no_json(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """It is kept as text and said; the trace stays one that can be read."""
+    """It is stored as text and reported; the trace stays one that can be read."""
     with ours.profile(activities=cpu()) as prof:
         prof.add_metadata_json("broken", "{not json")
         torch.ones(2).tanh()
@@ -195,7 +195,7 @@ def test_shapes_inside_of_a_live_profile_are_refused_aloud() -> None:
 @MODES
 @pytest.mark.checklist("F14")
 def test_a_raising_callback(mode: Any, caplog: pytest.LogCaptureFixture) -> None:
-    """Training goes on, later windows come, what was raised is logged, kept and told; torch raises in the loop."""
+    """Training goes on, later windows come, the exception is logged, stored and reported; torch raises in the loop."""
     seen: list[int] = []
 
     def ready(view: Any) -> None:
@@ -228,7 +228,7 @@ def test_a_raising_callback(mode: Any, caplog: pytest.LogCaptureFixture) -> None
 
 @MODES
 def test_a_view_is_frozen(mode: Any) -> None:
-    """Views that are kept tell of their own window, however many have followed; they come off the training thread."""
+    """Views that are stored show their own window, however many have followed; they come off the training thread."""
     views: list[Any] = []
     threads: set[threading.Thread] = set()
 

@@ -1,4 +1,4 @@
-"""The life of a profile: its calls in every order, what it is given, and what it says of what cannot be had."""
+"""The life of a profile: its calls in every order, its arguments, and its messages about options that do not work."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def test_a_callback_may_end_the_profile() -> None:
     ids=str,
 )
 def test_wrong_arguments(arguments: dict[str, Any], error: type[Exception], facts: list[str]) -> None:
-    """They are refused where they are given, with the name and the value."""
+    """They are refused by the call that gets them, with the name and the value."""
     if arguments.get("activities") == ["CPU twice"]:
         arguments = {"activities": cpu() * 2}
     with refused(error, *facts):
@@ -202,7 +202,7 @@ def test_toggling(mode: Any, caplog: pytest.LogCaptureFixture) -> None:
 
 
 class Observer:
-    """An execution trace observer that notes its calls, and fails where it is told to."""
+    """An execution trace observer that notes its calls, and fails in chosen calls."""
 
     def __init__(self, failing: str = "") -> None:
         self.calls: list[str] = []
@@ -260,7 +260,7 @@ def test_observers_and_names_of_windows() -> None:
 
 @pytest.mark.parametrize("failing", ["start", "stop", "cleanup"])
 def test_observers_that_fail(failing: str) -> None:
-    """Training and operators go on; what was raised is told."""
+    """Training and operators go on; the exception is reported."""
     seen, prof = observed(ours, Observer(failing))
     assert [step for _, step, _ in seen] == [3, 6] and tanh(prof) == 1
     with pytest.raises(ExceptionGroup) as raised:
@@ -349,7 +349,7 @@ def test_a_forked_child_is_left_alone() -> None:
 
 @MODES
 def test_regions_of_torchs_own(mode: Any) -> None:
-    """torch's `record_function`, which libraries use, is recorded beside ours, each once and with its operators inside."""
+    """torch's `record_function`, which libraries use, is recorded as ours are, each once and with its operators inside."""
     with ours.profile(activities=cpu(), mode=mode) as prof:
         with torch.profiler.record_function("theirs"), ours.record_function("ours"):
             torch.ones(2).tanh()

@@ -1,4 +1,4 @@
-"""Shapes, memory, FLOPs, stacks and backward operators: row by row what torch.profiler tells of the same program."""
+"""Shapes, memory, FLOPs, stacks and backward operators: row by row as torch.profiler has them for the same program."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Spans held across `yield` and `await` that end in another context, task or thread, or never: where tracers that keep
+"""Spans open across `yield` and `await` that end in another context, task or thread, or never: where tracers that keep
 the current span in a context variable raise, or go on under a span that is over."""
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ async def test_iterated_by_turns_in_two_tasks() -> None:
 
 
 def test_generators_that_are_open_when_the_interpreter_ends(tmp_path: Path) -> None:
-    """The program ends as it would have; what a thread holds open is written so, what an ended task held is counted."""
+    """The program ends as it would have; spans that a thread has open are written so, those of an ended task are counted."""
     run(
         """
 import asyncio, stepscope as sc

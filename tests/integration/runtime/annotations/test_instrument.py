@@ -174,7 +174,7 @@ def test_doing_it_twice_changes_nothing() -> None:
 
 
 def test_what_somebody_else_replaced_is_left_alone() -> None:
-    """And told."""
+    """The log names it."""
     before = sample.add
     module: Any = sample
     made = sc.instrument(sample, include=["add", "wait"])
@@ -191,7 +191,7 @@ def test_what_somebody_else_replaced_is_left_alone() -> None:
 
 
 def test_what_is_written_in_c_is_refused() -> None:
-    """With the reason: functions of a module are skipped and told; a class, or a function, is an error."""
+    """With the reason: functions of a module are skipped and named; a class, or a function, is an error."""
     with sc.instrument(math) as made:
         assert not made.names and "written in C" in made.refused["math.sqrt"]
     for target, fact in (
@@ -210,7 +210,7 @@ def test_what_is_written_in_c_is_refused() -> None:
 
 
 def test_a_class_that_keeps_its_attributes() -> None:
-    """One that refuses to be changed is told, and the others are changed all the same."""
+    """One that refuses to be changed is named, and the others are changed all the same."""
 
     class Fixed(type):
         def __setattr__(cls, name: str, value: object) -> None:

@@ -29,7 +29,7 @@ from tests.unit.runtime.core.test_span import KEPT_FRAMES, check_stack_is_empty,
 from tests.unit.runtime.core.test_stack import open_rows
 
 HELD = 120
-"""Open spans of FIFO: room for few others, so dead frames are taken out all the time."""
+"""Open spans of FIFO: room for few others, so dead frames are removed all the time."""
 LATER = 1_000_000_000
 """ns, so that those count which begin while it is read."""
 FIFO = f"""
@@ -163,7 +163,7 @@ def test_more_than_there_is_room_for(seed: int, most: int) -> None:
 
 
 def test_room_comes_back_under_a_deep_span() -> None:
-    """While a span that found no room is held, those that begin after the others have ended have frames again."""
+    """While a span that found no room is open, those that begin after the others have ended have frames again."""
     with recording() as log:
         many = [span("many").__enter__() for _ in range(KEPT_FRAMES)]
         with span("deep"):

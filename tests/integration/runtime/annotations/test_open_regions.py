@@ -181,7 +181,7 @@ def test_two_profilers(tmp_path: Path) -> None:
 
 
 def test_one_object_and_generators(output_dir: Path) -> None:
-    """An object that is entered several times while nothing records, and one that is held across a yield."""
+    """An object that is entered several times while nothing records, and one that stays open across a yield."""
     again = sc.span("again")
 
     def stream() -> Generator[int]:

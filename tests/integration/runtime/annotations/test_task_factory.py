@@ -87,7 +87,7 @@ async def test_equality_and_references() -> None:
     task: Any = asyncio.get_running_loop().create_task(proxy)
     assert await task == 1
     del task, inner, proxy, same
-    await asyncio.sleep(0)  # the step above was given the task that it waited for
+    await asyncio.sleep(0)  # the step above got the task that it waited for
     gc.collect()
     assert [reference() for reference in references] == [None, None]
 
@@ -191,7 +191,7 @@ async def test_who_replaced_the_loops_method() -> None:
 
 @pytest.mark.parametrize("kind", ["none", "own", "eager"])
 def test_the_loops_factory_is_what_the_program_set(kind: str) -> None:
-    """Also while it is recorded: libraries look at it. It is given what can pass for the coroutine, which is watched."""
+    """Also while it is recorded: libraries look at it. It gets an object that can pass for the coroutine, which is watched."""
     if kind == "eager" and sys.version_info < (3, 12):
         pytest.skip("eager tasks came with Python 3.12")
 

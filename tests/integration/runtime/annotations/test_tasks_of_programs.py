@@ -74,7 +74,7 @@ async def work() -> None:
 
 @pytest.mark.parametrize("kind", [PyTask, Foreign])
 def test_a_factory_that_makes_them(kind: Any, output_dir: Path) -> None:
-    """One that is there before the profiler starts is given coroutines that are watched, whatever it makes of them."""
+    """One that is there before the profiler starts gets coroutines that are watched, whatever it does with them."""
     memory = sc.exporters.MemoryExporter()
 
     async def main() -> None:

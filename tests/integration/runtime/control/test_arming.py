@@ -1,4 +1,4 @@
-"""Windows that are armed while the loop runs: which steps they get, and that they are told as what they are."""
+"""Windows that are armed while the loop runs: which steps they get, and how they are reported."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ def test_before_the_start(output_dir: Path) -> None:
 @pytest.mark.checklist("A26", "F7")
 def test_the_run_ends_inside_of_a_window(output_dir: Path) -> None:
     """Or is stopped there: what there is is delivered, marked as incomplete, and named after it. A window that waits is recorded after
-    the next start; one that never came is told of."""
+    the next start; one that never came is reported."""
     with running(output_dir) as (profiler, windows):
         profiler.arm(WindowRequest(start_step=2, steps=4, run_id="x"))
         profiler.arm(WindowRequest(start_step=6, steps=1, run_id="waits"))
@@ -260,7 +260,7 @@ def _unplanned(step: int) -> int:
 
 
 def test_a_schedule_that_does_not_know_its_future(output_dir: Path) -> None:
-    """Its windows go first: an armed window that comes upon one is missed, and told of."""
+    """Its windows go first: an armed window that comes upon one is missed, and reported."""
     with running(output_dir, schedule=_unplanned) as (profiler, windows):
         profiler.arm(WindowRequest(start_step=3, steps=1, run_id="inside"))
         profiler.arm(WindowRequest(start_step=5, steps=1, run_id="beside"))

@@ -162,7 +162,7 @@ def test_the_file_changes_while_a_window_is_open(tmp_path: Path) -> None:
             status(path)["answer"] == f"recording steps {first}-{first + 100_099} (extended to step {first + 100_099})"
         )
         say(path, command="abort")
-        # The file of the status is written beside the window.
+        # The file of the status is written next to the window.
         step_until(profiler, lambda: windows and status(path)["answer"] == "1 window ended")
     assert not windows[0].complete
     assert windows[0].diagnostics[0].endswith("the control file says so")

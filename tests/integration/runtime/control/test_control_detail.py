@@ -105,7 +105,7 @@ def test_a_backend_is_chosen_for_one_window(output_dir: Path, warmup: int) -> No
     """On its own thread, before the window and when it has ended; also when the window is cut or withdrawn."""
 
     class RecordsDetails(ScriptedBackend):
-        """Notes what it is told, and where."""
+        """Notes each detail that it gets, and the thread."""
 
         def __init__(self, thread_bound: bool) -> None:
             super().__init__(name=f"told {thread_bound}", thread_bound=thread_bound)
@@ -219,7 +219,7 @@ def test_what_nobody_records_is_refused(output_dir: Path) -> None:
 
 
 def test_a_request_from_before_the_start_is_looked_at_then(output_dir: Path) -> None:
-    """How a backend records is known when it is open: a window that it cannot give is withdrawn, and told of."""
+    """How a backend records is known when it is open: a window that it cannot record is withdrawn, and reported."""
     live_torch()
     backend = sc.TorchBackend()
     profiler = sc.trace(schedule=never, backends=[backend], output_dir=output_dir, options=QUICK)
@@ -283,7 +283,7 @@ def test_a_budget_goes_first() -> None:
 
 @pytest.mark.checklist("A4", "B6")
 def test_by_the_file_the_socket_and_the_environment(output_dir: Path) -> None:
-    """As text or object; a wrong one is told with its place."""
+    """As text or object; a wrong one is reported with its place."""
     path = output_dir / "stepscope.json"
     control = Control(path=str(output_dir), socket=True, poll=0.01)
 

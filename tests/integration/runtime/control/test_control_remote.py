@@ -1,4 +1,4 @@
-"""Windows that are asked for from outside of the process, over its socket."""
+"""Windows that another process asks for, over the socket."""
 
 from __future__ import annotations
 

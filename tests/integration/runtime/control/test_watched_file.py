@@ -1,4 +1,4 @@
-"""A watched file: whatever becomes of it, the last good content holds, and each bad one is told once."""
+"""A watched file: whatever becomes of it, the last good content holds, and each bad one is reported once."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def write(path: Path, content: bytes) -> None:
 
 @contextlib.contextmanager
 def watched(path: Path, **more: Any) -> Generator[tuple[WatchedFile[ControlFile], list[ControlFile]]]:
-    """A file that is watched, and the values that were told."""
+    """A file that is watched, and the values that were reported."""
     seen: list[ControlFile] = []
     file = WatchedFile(path, decode_control_file, on_change=seen.append, **more)
     with watching(file):
@@ -294,7 +294,7 @@ def test_a_status_file_that_cannot_be_written(tmp_path: Path, caplog: pytest.Log
 @pytest.mark.checklist("A20", "A26", "F9")
 @pytest.mark.parametrize("end", ["", "import os; os.kill(os.getpid(), 9)"], ids=["closes nothing", "killed"])
 def test_a_program_that_does_not_close_its_file_ends_all_the_same(tmp_path: Path, end: str) -> None:
-    """In whatever way: neither a process nor a file is left beside the status."""
+    """In whatever way: neither a process nor another file than the status is left."""
     program = f"""
 from pathlib import Path
 from stepscope.runtime.control.entry_points.watched_file import WatchedFile

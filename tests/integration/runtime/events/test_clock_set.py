@@ -77,7 +77,7 @@ def window_at(index: int, start: int) -> Window:
 
 
 async def test_snapshots_of_a_native_trace(tmp_path: Path, one_hour: WallClock) -> None:
-    """The time line goes on; a snapshot tells the new wall time, and only then."""
+    """The time line goes on; a snapshot has the new wall time, and only then."""
     for at, ahead in ((1, 0), (3, HOUR)):
         one_hour.look(anchor(at * SECOND, ahead))
     exporter = PerfettoExporter(tmp_path / "t.pftrace")

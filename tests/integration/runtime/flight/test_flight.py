@@ -115,7 +115,7 @@ def test_an_int_is_enough(output_dir: Path) -> None:
 
 
 async def test_exception_in_a_coroutine(output_dir: Path) -> None:
-    """`async with` tells of it as well; a cancellation is no failure."""
+    """`async with` reports it as well; a cancellation is no failure."""
     for error in (ValueError("mine"), asyncio.CancelledError()):
         profile = Profile(output_dir, triggers=(sc.triggers.Raised(),))
         with pytest.raises(type(error)):
@@ -127,7 +127,7 @@ async def test_exception_in_a_coroutine(output_dir: Path) -> None:
 
 
 def test_caught(output_dir: Path) -> None:
-    """An exception that was handled is told by `caught`; types that do not count are left."""
+    """An exception that was handled is reported by `caught`; types that do not count are left."""
     profile = Profile(output_dir, triggers=(sc.triggers.Raised(only=(ValueError,)),))
     with profile.profiler as profiler:
         profile.steps(5)
@@ -138,7 +138,7 @@ def test_caught(output_dir: Path) -> None:
 
 
 def test_not_finite(output_dir: Path) -> None:
-    """The step in which a counter became NaN is saved to its end, under the counter's name; text given by mistake is no NaN."""
+    """The step in which a counter became NaN is saved to its end, under the counter's name; text by mistake is no NaN."""
     given: dict[int, Any] = {3: "0.93", 4: None, 5: [1.0], 7: math.nan}
     profile = Profile(output_dir, triggers=(sc.triggers.NotFinite(),))
     with profile.profiler:

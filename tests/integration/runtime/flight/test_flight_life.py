@@ -1,4 +1,4 @@
-"""The flight recorder beside pauses, other profilers, forks, and users who do odd things; what ends the process is a reason to save."""
+"""The flight recorder with pauses, other profilers, forks, and users who do odd things; it saves when the process ends."""
 
 from __future__ import annotations
 
@@ -314,8 +314,7 @@ def saved(run: Path) -> dict[str, list[int]]:
 
 
 def test_sigterm(tmp_path: Path) -> None:
-    """The last steps of every profiler that keeps some are saved, unless it is told not to, or has saved all the windows that it
-    may; and the process dies of the signal."""
+    """The last steps of every profiler are saved, unless its settings say no or it has saved all its windows; the process dies."""
     run(
         """
 one = sc.trace(keep_last=3, output_dir="one", options=options)
@@ -382,7 +381,7 @@ with profiler if {block} else open(os.devnull):
 
 
 def test_an_interrupt_that_counts_as_an_exception(output_dir: Path) -> None:
-    """It is saved once: by `Raised`, where that was told so."""
+    """It is saved once: by `Raised`, where that is among the triggers."""
     heed_interrupts()
     profile = Profile(output_dir, triggers=(sc.triggers.Raised(only=(BaseException,)), sc.triggers.Terminated()))
     with pytest.raises(KeyboardInterrupt), profile.profiler:
@@ -393,7 +392,7 @@ def test_an_interrupt_that_counts_as_an_exception(output_dir: Path) -> None:
 
 
 def test_a_storm_of_calls_does_not_crowd_it_out() -> None:
-    """However many calls of `save` wait, what ends the run is taken."""
+    """However many calls of `save` wait, the end of the run is saved."""
     watch = TriggerWatch(sc.FlightRecorder(steps=1))
     for _ in range(MAX_WAITING + 5):
         watch.call(Fired("call", Finding(at=1)))

@@ -233,7 +233,7 @@ class Slow:
 
 
 def test_a_save_is_larger_than_the_queues(output_dir: Path) -> None:
-    """It is given out as fast as exporters take it, so that nothing is dropped."""
+    """It is exported as fast as exporters take it, so that nothing is dropped."""
     slow = Slow()
     profiler = sc.trace(
         keep_last=sc.FlightRecorder(steps=5, triggers=(), max_bytes=16 << 20),
@@ -256,7 +256,7 @@ def test_a_save_is_larger_than_the_queues(output_dir: Path) -> None:
 
 
 def test_full_session_directory(small_disk: Path, output_dir: Path) -> None:
-    """Where the rings' file system is full, steps are kept on the heap; it is counted, said, and works."""
+    """Where the rings' file system is full, steps are stored on the heap; it is counted, reported, and works."""
     (told,) = run_program(
         f"""
         import stepscope as sc

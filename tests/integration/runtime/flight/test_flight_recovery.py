@@ -51,7 +51,7 @@ class Flight:
         return self
 
     def kept(self) -> list[Path]:
-        """Files of what was kept."""
+        """Files of the stored steps."""
         return sorted(self.session.glob("*/kept-*"))
 
 
@@ -105,7 +105,7 @@ profiler.close()
 
 @pytest.mark.parametrize("end", ["die()", CLOSING], ids=["recording", "closing"])
 def test_losses_of_rings_are_counted(tmp_path: Path, end: str) -> None:
-    """The rings were overwritten many times since the first of the steps; the kept blocks have them, each once. They stay until the
+    """The rings were overwritten many times since the first of the steps; the stored blocks have them, each once, until the
     run has closed."""
     flight = Flight(tmp_path).of(FLOOD + end, slots=256)
     recovered = recover(flight.run)
@@ -122,7 +122,7 @@ def test_losses_of_rings_are_counted(tmp_path: Path, end: str) -> None:
 @pytest.mark.parametrize("written", [True, False])
 def test_killed_while_a_window_is_saved(tmp_path: Path, written: bool) -> None:
     """The window that was open gets a name of its own and can be read, if anything was written of it; the last steps come back
-    beside it."""
+    next to it."""
     flight = Flight(tmp_path).of(
         """
         step(20)
@@ -222,7 +222,7 @@ def test_session_of_two_profilers(tmp_path: Path) -> None:
 
 
 def test_removed_with_the_session(tmp_path: Path) -> None:
-    """`--remove-session` frees what was kept as well."""
+    """`--remove-session` deletes the stored steps as well."""
     flight = Flight(tmp_path).of("step(20); assert profiler.flush(50); die()")
     assert flight.kept()
     recover(flight.run, remove_session=True)
@@ -230,7 +230,7 @@ def test_removed_with_the_session(tmp_path: Path) -> None:
 
 
 def test_nothing_is_left_after_a_normal_end(tmp_path: Path) -> None:
-    """The files of what was kept go with the profiler, not only with the process, also where another one keeps the session."""
+    """The files of the stored steps go with the profiler, not only with the process, also where another one keeps the session."""
     flight = Flight(tmp_path).of(
         """
         other = sc.trace(output_dir=sys.argv[1] + "2", exporters=[], options=profiler.options)

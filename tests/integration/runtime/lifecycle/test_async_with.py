@@ -1,4 +1,4 @@
-"""`async with trace(...)` where the program has taken all that closing could need."""
+"""`async with trace(...)` where the program uses all that closing could need."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A file that is deleted while it is written: what it held is counted as lost and said, and nothing is made again."""
+"""A file that is deleted while it is written: its events are counted as lost and reported, and it is not created again."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ print(list(pathlib.Path(sys.argv[2]).iterdir()))
 
 
 def test_a_removed_session_directory_stays_removed(tmp_path: Path) -> None:
-    """The flight recorder goes on in memory; all that it kept can still be saved, and nothing is left behind."""
+    """The flight recorder goes on in memory; all its steps can still be saved, and no file is left."""
     session = tmp_path / "session"
     session.mkdir()
     command = [sys.executable, "-c", REMOVED_SESSION, str(tmp_path / "run"), str(session)]

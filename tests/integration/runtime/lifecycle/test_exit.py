@@ -193,7 +193,7 @@ def test_a_bound_backend_that_hangs_keeps_no_other_profiler_from_its_end(tmp_pat
 
 @pytest.mark.parametrize("before", [TRACE + "profiler.close()", "import stepscope"], ids=["traced before", "first"])
 def test_a_profiler_that_starts_when_all_is_over(before: str, tmp_path: Path) -> None:
-    """By a function that atexit calls after ours: it is refused, and nothing is left behind."""
+    """By a function that atexit calls after ours: it is refused, and no file is left."""
     script = (
         "import atexit\n"
         "def late():\n"

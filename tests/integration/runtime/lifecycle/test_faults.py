@@ -1,4 +1,4 @@
-"""A fault of ours ends neither the loop nor what it does for others; it is counted, kept and told."""
+"""A fault of ours ends neither the loop nor what it does for others; it is counted, stored and reported."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def no_memory(file: str, function: str, caller: str = "", owner: str = "") -> Ge
 
 
 def faults_of(profiler: sc.Profiler) -> int:
-    """How many a profiler counts; it keeps and says each, without what its frames held."""
+    """How many a profiler counts; it stores and reports each, without the objects of its frames."""
     pipeline = profiler.statistics().pipeline
     assert pipeline is not None
     count = pipeline.faults
@@ -187,7 +187,7 @@ def test_a_fault_when_the_deadline_has_passed(tmp_path: Path) -> None:
 
 
 def test_what_is_kept(caplog: pytest.LogCaptureFixture) -> None:
-    """All are counted; the first are kept, without what their frames held; the log has the first of each kind."""
+    """All are counted; the first are stored, without the objects of their frames; the log has the first of each kind."""
 
     def fail(kind: type[Exception]) -> None:
         held = bytearray(1)

@@ -9,7 +9,7 @@ import pytest
 from tests.support.families import FORKING
 from tests.support.recording import run_program
 
-# Python 3.12 warns of every fork beside threads; that is what is tested here.
+# Python 3.12 warns of every fork of a process with threads; forks are tested here.
 FLAGS = ("-W", "ignore::DeprecationWarning") if sys.version_info >= (3, 12) else ()
 
 OWN_RECORDER = """

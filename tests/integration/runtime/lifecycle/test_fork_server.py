@@ -51,7 +51,7 @@ print(said.strip(), memory.names().count("child"), sorted(os.listdir(f"{place}/s
 
 @pytest.mark.parametrize(("name", "expected"), [("free", "True 1 True"), ("taken", "False 0 True")])
 def test_a_program_with_the_environment_of_an_earlier_trace(name: str, expected: str, tmp_path: Path) -> None:
-    """It starts between two traces and joins the second. Where another has taken the name it joins nothing, and says so."""
+    """It starts between two traces and joins the second. Where another has the name it joins nothing, and says so."""
     (tmp_path / "sessions").mkdir()
     done = run(tmp_path, INHERITED, name)
     assert done.stdout.strip() == expected, done.stderr

@@ -160,7 +160,7 @@ def kept(profiler: sc.Profiler) -> list[Exception]:
 
 
 def test_malformed_data(loop: None, tmp_path: Path) -> None:
-    """It is an error of the part that gave it, which is told; a good profiler beside flushes, and has everything."""
+    """It is an error of the part that returned it, which is named; another profiler flushes, and has everything."""
     bad = careless(tmp_path)
     good = sc.trace(output_dir=tmp_path / "good")
     profilers = [*bad.values(), good]
@@ -188,7 +188,7 @@ def test_malformed_data(loop: None, tmp_path: Path) -> None:
 
 
 def test_numbers_of_other_kinds(loop: None, tmp_path: Path) -> None:
-    """Numbers of numpy are numbers, and so are floats: what can be understood is taken."""
+    """Numbers of numpy are numbers, and so are floats: each is accepted."""
 
     def call(sink: Any) -> None:
         now = np.int64(clock.now())

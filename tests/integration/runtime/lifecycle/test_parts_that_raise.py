@@ -177,12 +177,12 @@ def ring(number: int, frame: FrameType | None) -> None:
 
 
 def ring_loosely(*_: Any) -> None:
-    """One that names nothing that it is given."""
+    """One that names none of its arguments."""
     raise Bell
 
 
 def ring_for(whom: str, number: int, frame: FrameType | None, *, twice: bool = False) -> None:
-    """One that is given more."""
+    """One that gets more."""
     raise Bell
 
 

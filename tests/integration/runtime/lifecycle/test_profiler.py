@@ -308,7 +308,7 @@ def test_a_window_without_an_end_in_sight(output_dir: Path) -> None:
     ],
 )
 def test_wrong_arguments_are_named_with_their_value(wrong: dict[str, object], facts: list[str]) -> None:
-    """Misuse is told at construction, by name, value and remedy."""
+    """Misuse is reported at construction, by name, value and remedy."""
     with refused((TypeError, ValueError), *facts):
         sc.trace(**wrong)  # type: ignore[arg-type]
 

@@ -1,4 +1,4 @@
-"""Places that cannot be written: the program goes on, another place is taken where nobody named one, and a warning says which."""
+"""Places that cannot be written: the program goes on, another place is used where nobody named one, and a warning says which."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_a_planted_directory_is_not_used(read_only: Path, tmp_path: Path) -> Non
 
 
 def test_the_command(read_only: Path, tmp_path: Path) -> None:
-    """`stepscope run` of a program goes elsewhere by default; with a directory that it was told it does not begin."""
+    """`stepscope run` of a program goes elsewhere by default; with a directory that was named it does not begin."""
     (tmp_path / "program.py").write_text(PROGRAM)
     command = unprivileged([*STEPSCOPE, "run", "--quiet", str(tmp_path / "program.py")])
     ended = run(command, read_only, TMPDIR=str(tmp_path))

@@ -30,7 +30,7 @@ from tests.support.basics import poll
 SMALL = 64 << 10
 MANY = 256 << 20
 PAUSE = 0.2
-"""Seconds that the slow one takes for a batch: it gets on, so it is never taken for one that hangs."""
+"""Seconds that the slow one takes for a batch: it gets on, so it never looks like one that hangs."""
 
 
 class Slow(sc.exporters.MemoryExporter):
@@ -42,7 +42,7 @@ class Slow(sc.exporters.MemoryExporter):
 
 
 class Device(ScriptedBackend):
-    """Delivers when it is told to."""
+    """Delivers on demand."""
 
     sink: Sink
 
@@ -70,7 +70,7 @@ def outputs(profiler: sc.Profiler) -> dict[str, OutputLedger]:
 
 
 async def test_windows_close_while_an_exporter_is_behind(tmp_path: Path) -> None:
-    """Also beside a profiler that keeps nobody waiting."""
+    """Also next to a profiler that keeps nobody waiting."""
     slow, quick = Slow(), sc.exporters.MemoryExporter()
     slow.name = "slow"
     crowded = sc.trace(

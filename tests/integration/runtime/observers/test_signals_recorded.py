@@ -1,4 +1,4 @@
-"""Signals that are recorded beside the program's own events: by each profiler that is not told otherwise, of real loops."""
+"""Signals that are recorded next to the program's own events: by each profiler by default, of real loops."""
 
 from __future__ import annotations
 

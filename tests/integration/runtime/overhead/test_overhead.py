@@ -106,14 +106,14 @@ def test_detail_comes_back_when_the_load_has_ended(output_dir: Path) -> None:
     assert raised == ["full"]
     (window,) = memory.windows
     for change in ("lowered", "raised"):
-        levels = names.count(f"detail {change}") - (change == "raised")  # the last one is nothing to be told
+        levels = names.count(f"detail {change}") - (change == "raised")  # the last one is not reported
         told = sum(note.startswith(f"detail {change} to ") for note in window.diagnostics)
         assert told == levels or any("more times" in note for note in window.diagnostics)
     assert overhead(profiler).lowered_ns < overhead(profiler).recorded_ns
 
 
 def test_a_profiler_without_a_budget_gets_everything(tmp_path: Path) -> None:
-    """Another one lowers its own detail only; what was recorded for the first is not given to it."""
+    """Another one lowers its own detail only; events that were recorded for the first do not reach it."""
     whole, thin = sc.exporters.MemoryExporter(name="whole"), sc.exporters.MemoryExporter(name="thin")
     with (
         sc.trace(exporters=[whole], output_dir=tmp_path / "whole") as free,

@@ -244,7 +244,7 @@ def test_a_note_that_says_what_no_exporter_takes(killed: Path, capsys: pytest.Ca
 
 
 def test_a_place_that_cannot_be_written(killed: Path, small_disk: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """On a full disk the cut file stays, and nothing is left beside it."""
+    """On a full disk the cut file stays, and no other file is left."""
     ((path, note),) = notes_in(killed / "run", [])
     cut = small_disk / "trace.json"
     cut.write_bytes((killed / "trace.json").read_bytes())

@@ -116,7 +116,7 @@ def test_threads_and_tasks_are_recovered(crash: Crash) -> None:
 
 
 def test_closed_windows_stay_as_they_were(crash: Crash) -> None:
-    """Windows that the run closed are copied; one that had just begun is told from the gap before it."""
+    """Windows that the run closed are copied; one that had just begun is recognised by the gap before it."""
     recovery = crash.of(
         """
         profiler.schedule = sc.schedule(wait=1, warmup=1, active=2, repeat=0)

@@ -88,7 +88,7 @@ def ended(path: Path, *, pid: int, id: str, name: str = "another") -> Path:
 
 
 def test_two_profilers_of_one_process(crash: Crash, capsys: pytest.CaptureFixture[str]) -> None:
-    """The journal of the one that had closed is newer, and is not taken for that of the one that was killed: neither by
+    """The journal of the one that had closed is newer, and does not pass for that of the one that was killed: neither by
     `stepscope convert DIR` nor by recovery."""
     crash.of(TWO)
     assert main(["convert", str(crash.run), str(crash.run / "trace.json")]) == 0
@@ -101,7 +101,7 @@ def test_two_profilers_of_one_process(crash: Crash, capsys: pytest.CaptureFixtur
 
 
 def test_a_flight_recorder_beside_a_profiler(tmp_path: Path) -> None:
-    """It has no journal: the other's is not taken for one, and its kept steps come back whole."""
+    """It has no journal: the other's does not pass for it, and its stored steps come back whole."""
     (tmp_path / "session").mkdir()
     command = [sys.executable, "-c", FLIGHT, str(tmp_path / "run"), str(tmp_path / "session")]
     result = run_to_end(command, timeout=60, cwd=ROOT)
@@ -150,7 +150,7 @@ def test_default_directories_differ(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("named", ["run", "../{}/run"])
 def test_a_journal_whose_first_frame_is_damaged(tmp_path: Path, named: str) -> None:
-    """Its id cannot be read: the one that the note names counts, by whatever name the directory is given."""
+    """Its id cannot be read: the one that the note names counts, by whatever name the directory is opened."""
     place = tmp_path / "run"
     first, second = (ended(place / "journal", pid=7, id="1" * 32, name=name) for name in ("one", "two"))
     for path in (first, second):
@@ -174,7 +174,7 @@ def test_an_empty_journal_is_not_chosen(crash: Crash) -> None:
 
 
 def test_a_copy_beside_the_journal(tmp_path: Path) -> None:
-    """It bears the same id: the one that the note names is taken, else the original."""
+    """It bears the same id: the one that the note names is used, else the original."""
     original = ended(tmp_path / "journal", pid=7, id="1" * 32)
     (tmp_path / "journal.copy").write_bytes(original.read_bytes())
     note = msgspec.structs.replace(DEAD, run="1" * 32)

@@ -44,7 +44,7 @@ with sc.trace(output_dir=sys.argv[1], exporters=[], options=options) as profiler
 
 
 def start(run: Path, session: Path, end: str = "os.kill(os.getpid(), signal.SIGKILL)") -> None:
-    """Runs a program that is killed, or does what it is told."""
+    """Runs a program that is killed, or carries out a command."""
     command = [sys.executable, "-c", START.replace("END", end), str(run), str(session)]
     run_to_end(command, cwd=session.parent, check=end == "pass")
 
@@ -293,7 +293,7 @@ def test_two_recoveries(left: Left) -> None:
 
 
 def test_a_full_place_is_left_for_another(small_disk: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Where not even the first files fit, the next place is taken, and nothing is left behind."""
+    """Where not even the first files fit, the next place is used, and no file is left."""
     filling = os.open(small_disk / "filling", os.O_WRONLY | os.O_CREAT)
     with contextlib.suppress(OSError):
         while os.write(filling, b"x" * 4096):

@@ -167,7 +167,7 @@ def test_what_is_no_ring(member: Path, tmp_path: Path) -> None:
 
 
 def test_nobody_has_to_close_it(member: Path, tmp_path: Path) -> None:
-    """Descriptors are kept no longer than what is read by them."""
+    """Descriptors stay open no longer than they are read."""
     directory = fresh(member, tmp_path)
 
     def held() -> list[str]:

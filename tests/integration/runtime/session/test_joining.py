@@ -154,7 +154,7 @@ def test_a_profiler_after_something_was_recorded(family: Family) -> None:
 
 
 def test_every_call_of_an_inert_profiler_returns(family: Family) -> None:
-    """In a forked child whose parent's other threads held every lock that there is."""
+    """In a forked child whose parent's other threads had locked every lock that there is."""
     family.of("""
     def work(profiler, unstarted):
         profiler.step(), profiler.pause(), profiler.resume(), profiler.stop(), profiler.start()

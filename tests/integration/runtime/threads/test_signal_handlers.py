@@ -41,7 +41,7 @@ def busy():
         print("held", flush=True)
     time.sleep(60)
 """
-"""Is terminated with a lock held that closing may need; then it sleeps."""
+"""Is terminated while it has a lock that closing may need; then it sleeps."""
 
 
 def test_a_handler_that_was_put_back_just_now_finds_a_lock_held(tmp_path: Path) -> None:

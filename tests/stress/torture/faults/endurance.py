@@ -140,9 +140,9 @@ FAULTS = (
     _fault("no descriptor is left", "descriptors", "Every descriptor is taken in the middle of the run."),
     _fault("little memory is left", "memory", "The process may grow by 64 MiB more, from the middle of the run on."),
     _fault("/dev/shm is full", "shm", "The file system of the rings fills up in the middle of the run.", small_shm),
-    _fault("the wall clock is set back", "clock", "By an hour, in the middle of the run, as Python tells the time."),
+    _fault("the wall clock is set back", "clock", "By an hour, in the middle of the run, as Python reads the time."),
     _fault("8 busy processes", "busy", "Eight processes that never rest compete for the cores.", busy),
-    _fault("tasks come and go", "tasks", "Hundreds of tasks record beside the loop."),
+    _fault("tasks come and go", "tasks", "Hundreds of tasks record next to the loop."),
     _fault(
         "slow disk", "disk", "The disk of the Chrome trace takes 256 KiB a second; that of the journal does not care."
     ),

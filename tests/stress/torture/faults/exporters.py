@@ -1,4 +1,4 @@
-"""Exporters that misbehave beside good ones: the good ones get everything, and nothing waits longer than promised."""
+"""Exporters that misbehave next to good ones: the good ones get everything, and nothing waits longer than promised."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SLACK = 0.5
 DEFAULT = Options().close_timeout
 """Seconds of the deadline for closing, unless it is set."""
 LONGEST = 20
-"""Entries of a traceback that is kept; one that grows with each batch has twice as many at the least."""
+"""Entries of a traceback that is stored; one that grows with each batch has twice as many at the least."""
 DISK = 128 << 10
 """Bytes of a disk that fills up."""
 
@@ -40,7 +40,7 @@ def trial(
     *,
     seconds: float = neighbour.TIMEOUT,
 ) -> Outcome:
-    """Trains beside an exporter that misbehaves, in one method or all, and reads what the others have written.
+    """Trains with an exporter that misbehaves, in one method or all, and reads what the others have written.
 
     Args:
         seconds: deadline for closing.
@@ -77,7 +77,7 @@ def trial(
     if said["longest"] > LONGEST:
         problems.append(f"a traceback of {said['longest']} entries is kept")
     if how != "slow":
-        problems += [f"nothing was said of what {name} did" for name, told in said["told"].items() if not told]
+        problems += [f"no error names {name}" for name, told in said["told"].items() if not told]
     rows = said["ledger"].values()
     return Outcome(
         produced=sum(row[0] for row in rows),

@@ -207,7 +207,7 @@ def damaged_journal(place: Path, seed: int) -> Outcome:
         with JournalReader(path) as reader:
             exported = sum(len(item) for item in reader if isinstance(item, EventBatch))
     except FormatError as error:
-        # Nothing can be told of a file whose first two marks are gone.
+        # Nothing is known of a file whose first two marks are gone.
         beginning = fmt.FILE_HEADER.size + fmt.FRAME_HEADER.size
         problems = () if made[:beginning] != data[:beginning] else (str(error),)
         return Outcome(produced=whole, dropped=whole, problems=problems)

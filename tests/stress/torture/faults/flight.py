@@ -324,7 +324,7 @@ def _dead_exporters(directory: Path, seed: int) -> Outcome:
     recording.close()
     problems = [] if recording.shutdown < 2.0e9 else [f"closing took {recording.shutdown / 1e9:.1f} s of 1"]
     if not list((recording.directory / WINDOWS).glob("*.journal")):
-        problems.append("nothing was saved beside exporters that had died")
+        problems.append("nothing was saved after two exporters had died")
     return recording.outcome(*problems)
 
 
@@ -348,7 +348,7 @@ def _cancelled() -> None:
 
 
 def _discards(fail: Callable[[], Any], directory: Path, seed: int) -> Outcome:
-    """An exporter fails in `discard_window`, for every window that was saved and is let go; what it was given is written."""
+    """An exporter fails in `discard_window`, for every window that was saved and is let go; its events are written."""
     bad = _Discarding(fail)
     recording = _Recording(directory, bad, triggers=(), options=sc.Options(drain_interval=0.02, close_timeout=1.0))
     recording.profiler.start()
@@ -369,12 +369,12 @@ def _discards(fail: Callable[[], Any], directory: Path, seed: int) -> Outcome:
     if len(bad) != outlet.ledger.exported or (outlet.ledger.dropped and not hangs):
         problems.append(f"it has {len(bad)} events, its account is {outlet.ledger}")
     if len(recording.memory) != outlet.ledger.offered:
-        problems.append(f"the exporter beside it has {len(recording.memory)} of {outlet.ledger.offered} events")
+        problems.append(f"the other exporter has {len(recording.memory)} of {outlet.ledger.offered} events")
     return recording.outcome(*problems)
 
 
 def _harmed_files(directory: Path, seed: int) -> Outcome:
-    """The files of what is kept are removed, cut or overwritten under the recorder's hands."""
+    """The files of stored steps are removed, cut or overwritten under the recorder's hands."""
     recording = _Recording(directory, triggers=())
     profiler = recording.profiler
     chance = random.Random(seed)
@@ -409,5 +409,5 @@ FAULTS: tuple[Fault, ...] = (
         Fault(family="flight", name=f"an exporter {what} in discard_window", trial=partial(_discards, fail), trials=2)
         for what, fail in (("raises", _raise), ("raises CancelledError", _cancelled), ("hangs", _hang))
     ),
-    Fault(family="flight", name="what is kept is damaged", trial=_harmed_files, trials=4),
+    Fault(family="flight", name="stored steps are damaged", trial=_harmed_files, trials=4),
 )

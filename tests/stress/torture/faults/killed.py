@@ -52,7 +52,7 @@ MOST_NS = 5_500_000_000
 def started(
     place: Path, seed: int, ending: str = "wait", group: Group | None = None, *, program: str = "victim"
 ) -> Generator[subprocess.Popen[bytes]]:
-    """The victim, or another program beside it, in a control group if there is one, when it records."""
+    """The victim, or another program with it, in a control group if there is one, when it records."""
     (place / "session").mkdir()
     command = [sys.executable, "-m", f"tests.stress.torture.{program}", str(place), str(seed), ending]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -90,7 +90,7 @@ def traces(place: Path) -> list[str]:
 
 
 def recovered(place: Path, *, closed: bool = False) -> Outcome:
-    """Recovers what the victim left, and settles accounts; `closed` if it may have ended its last window."""
+    """Recovers the victim's files, and checks accounts; `closed` if it may have ended its last window."""
     began = time.monotonic_ns()
     result = recover(place / "run")
     took = time.monotonic_ns() - began
@@ -162,7 +162,7 @@ def delivered(place: Path, took: int, ending: str, ended: int, code: int, *, bar
 
 
 def starve(place: Path, seed: int) -> Outcome:
-    """The limit is 1 GiB, and what was taken is kept while Python ends: what cannot be closed then is recovered."""
+    """The limit is 1 GiB, and the memory stays in use while Python ends: a trace that cannot be closed then is recovered."""
     with started(place, seed, "run_out_of_address_space") as process:
         ended = process.wait(60)
     # Python reports files that could not be closed after that, or before; this depends on its version.

@@ -79,7 +79,7 @@ def _record(events: int, chance: random.Random) -> int:
 
 
 def _train(profiler: sc.Profiler, pressure: Pressure) -> tuple[int, int]:
-    """Records and steps; returns events made, marks included, and the longest time that the main thread was held."""
+    """Records and steps; returns events made, marks included, and the longest time that the main thread was blocked."""
     chance = random.Random(pressure.seed)
     others = [
         threading.Thread(target=_record, args=(pressure.events * pressure.bursts, random.Random(number)))

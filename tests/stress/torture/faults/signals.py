@@ -1,4 +1,4 @@
-"""Faults that ask the process from outside to stop, whatever its main thread does at that moment."""
+"""Signals that ask the process to stop, whatever its main thread does at that moment."""
 
 from __future__ import annotations
 

@@ -202,7 +202,7 @@ def test_groups_that_are_late() -> None:
 
 
 def test_a_wrong_overlap() -> None:
-    """It is said, and the default is taken."""
+    """It is reported, and the default is used."""
     wrong = asked(5, 8, overlap="later")
     assert "got str: 'later'" in wrong.diagnostics[0]
     assert (wrong.overlap, wrong.vars.get("overlap")) == ("refuse", None)

@@ -65,7 +65,7 @@ def as_member(error: Exception) -> None:
 def raised_again(
     keeper: ErrorLog[Exception], error: Exception, how: Callable[[Exception], None]
 ) -> weakref.WeakSet[Held]:
-    """Has it raised many times and kept, each time in a frame that holds something; what of that is alive."""
+    """Raises it many times and stores it, each time in a frame with an object; returns the objects that are alive."""
     alive: weakref.WeakSet[Held] = weakref.WeakSet()
 
     def call() -> None:
@@ -83,7 +83,7 @@ def raised_again(
 
 @pytest.mark.parametrize("how", [itself, as_cause, as_context, as_member])
 def test_what_is_raised_again_does_not_grow(how: Callable[[Exception], None]) -> None:
-    """However it is raised: its traceback is the first, and no more is alive than what was kept holds; what comes later is only
+    """However it is raised: its traceback is the first, and only objects of the stored exception are alive; a later one is only
     counted, and nobody asks what it says."""
     keeper: ErrorLog[Exception] = ErrorLog(contexts=True)
     error = OSError("the connection was lost")
@@ -102,7 +102,7 @@ def test_what_is_raised_again_does_not_grow(how: Callable[[Exception], None]) ->
 
 
 def test_what_it_says_is_asked_once() -> None:
-    """When it is kept, on the thread that keeps it: it may take long. The text is bounded, and there is one note."""
+    """When it is stored, on the thread that stores it: it may take long. The text is bounded, and there is one note."""
     keeper: ErrorLog[Exception] = ErrorLog(contexts=True)
     error = Told()
     for _ in range(3):
@@ -115,7 +115,7 @@ def test_what_it_says_is_asked_once() -> None:
 
 
 def test_the_cause_of_one_may_be_raised_by_itself() -> None:
-    """Then it is kept as well, and asked for."""
+    """Then it is stored as well, and asked for."""
     keeper: ErrorLog[Exception] = ErrorLog(contexts=True)
     cause, error = OSError("lost"), ValueError("what it means")
     error.__cause__ = cause
@@ -125,7 +125,7 @@ def test_the_cause_of_one_may_be_raised_by_itself() -> None:
 
 
 def test_one_that_takes_no_note() -> None:
-    """It is kept without one; its traceback is the first all the same."""
+    """It is stored without one; its traceback is the first all the same."""
     keeper: ErrorLog[Exception] = ErrorLog(contexts=True)
     error = Frozen("of glass")
 
@@ -144,7 +144,7 @@ def test_one_that_takes_no_note() -> None:
 
 
 def test_a_callback_that_raises_the_same_again() -> None:
-    """Of every window: it is counted, and kept as it was first."""
+    """Of every window: it is counted, and stored as it was first."""
     error = ValueError("of the program")
 
     def fail(view: object) -> None:

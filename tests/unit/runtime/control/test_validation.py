@@ -235,7 +235,7 @@ JSON = st.recursive(
 
 @given(JSON)
 def test_any_json_is_followed_or_refused(value: Any) -> None:
-    """With a place, and never with another error; the same values given by a program likewise."""
+    """With a place, and never with another error; the same values of a program likewise."""
     text = (
         json.dumps(value).replace("NaN", "1e999").replace("-Infinity", "-1e999").replace("Infinity", "1e999").encode()
     )

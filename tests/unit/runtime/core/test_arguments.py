@@ -177,7 +177,7 @@ def test_values_count_as_they_are_at_the_end() -> None:
 
 @given(character=st.sampled_from("aé€😀"), before=st.integers(0, 3))
 def test_long_texts_are_cut_between_characters(character: str, before: int) -> None:
-    """4096 bytes of a value are kept, less a character that would be cut in two."""
+    """4096 bytes of a value are stored, less a character that would be cut in two."""
     text = "x" * before + character * MAX_VALUE
     cut = _core.counts()["values_cut"]
     heap = _core.encode_arguments({"text": text})
@@ -250,7 +250,7 @@ def test_damaged_json_is_shown_as_it_is() -> None:
 
 
 def test_arguments_larger_than_a_ring() -> None:
-    """The event is kept without them, and that is counted."""
+    """The event is recorded without them, and that is counted."""
     (outcome,) = run_program(
         """
         with span("large", **{f"key {number}": "x" * 4000 for number in range(4)}):

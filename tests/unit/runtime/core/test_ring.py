@@ -54,7 +54,7 @@ def test_statistics_add_up_at_every_moment() -> None:
 
 
 def test_a_thread_goes_on_in_another_ring() -> None:
-    """A burst larger than a ring is kept while memory is allowed, in order, and its thread keeps its track."""
+    """A burst larger than a ring is recorded while memory is allowed, in order, and its thread keeps its track."""
     ((count, positions, in_order, tracks),) = run_program(
         """
         for number in range(3000):

@@ -242,7 +242,7 @@ def test_exit_without_enter_and_enter_without_exit() -> None:
 
 
 def test_deep_recursion() -> None:
-    """Below the frames that are kept, spans hang on the last of these, and are counted."""
+    """Below the frames that are stored, spans hang on the last of these, and are counted."""
     deep = _core.counts()["deep_spans"]
 
     def descend(depth: int) -> None:

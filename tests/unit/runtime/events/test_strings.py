@@ -32,7 +32,7 @@ def test_texts_come_back(text: str) -> None:
 
 @given(character=st.sampled_from("aé€😀"), before=st.integers(0, 5), length=st.integers(MAX_NAME // 4, 2 * MAX_NAME))
 def test_long_texts_are_cut_between_characters(character: str, before: int, length: int) -> None:
-    """1024 bytes are kept, less a character that would be cut in two; each cut is counted."""
+    """1024 bytes are stored, less a character that would be cut in two; each cut is counted."""
     text = "x" * before + character * length
     cut = _core.counts()["names_cut"]
     kept = strings.text(strings.intern(text))

@@ -1,4 +1,4 @@
-"""An outlet: one exporter's faults and slowness cost its own output only, and every event is accounted for, also where exporters tell
+"""Workers of exporters: a fault or slowness costs one output only, and every event is accounted for, also where exporters report
 later what became of events, or keep what they cannot send."""
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ async def test_no_window_waits_for_one_that_cannot_be_opened(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("method", ["open", "export", "close_window", "aclose"])
 async def test_what_a_method_raises_is_kept(method: Method, tmp_path: Path) -> None:
-    """No exception leaves the outlet; each is stored with a note of where, and nothing is unaccounted for. An exporter without an
+    """No exception leaves the worker; each is stored with a note of where, and nothing is unaccounted for. An exporter without an
     output is not asked to write or to close one."""
     exporter = MemoryExporter(fail={method: OSError("disk on fire")})
     async with running(exporter, tmp_path) as outlet:
@@ -73,7 +73,7 @@ async def test_a_cap_of_the_exporter_is_counted(tmp_path: Path) -> None:
 
 
 async def test_a_cancellation_that_the_exporter_made_up_is_its_error(tmp_path: Path) -> None:
-    """Raising the loop's own CancelledError does not end the outlet's task."""
+    """Raising the loop's own CancelledError does not end the worker's task."""
     fault = anyio.get_cancelled_exc_class()()
 
     class Cancelling(MemoryExporter):
@@ -92,7 +92,7 @@ async def test_a_cancellation_that_the_exporter_made_up_is_its_error(tmp_path: P
 
 
 async def test_one_that_blocks_its_thread_costs_only_its_own_output(tmp_path: Path) -> None:
-    """On threads of their own, the other gets everything; the one left behind is counted once, whatever it does later."""
+    """On threads of their own, the other gets everything; the abandoned one is counted once, whatever it does later."""
     bad, good = MemoryExporter(block_in="export"), MemoryExporter()
     outlets = [ExporterWorker(exporter, run_facts(tmp_path), 1 << 20) for exporter in (bad, good)]
     for outlet in outlets:
@@ -155,7 +155,7 @@ async def test_without_a_loop_an_exporter_has_failed(tmp_path: Path) -> None:
 
 
 class Told(MemoryExporter):
-    """Hangs in `export` until it is told of the end, and raises then if it should."""
+    """Hangs in `export` until it gets the end, and raises then if it should."""
 
     def __init__(self, error: Exception | None = None) -> None:
         super().__init__()
@@ -268,7 +268,7 @@ async def test_one_that_hangs_is_waited_for_once(tmp_path: Path) -> None:
 
 
 class Later(MemoryExporter):
-    """An exporter that tells later what became of events."""
+    """An exporter that reports the delivery of events later."""
 
     def __init__(self, *told: DeliveryResult, fail: Mapping[Method, BaseException] | None = None) -> None:
         super().__init__(fail=fail)
@@ -315,7 +315,7 @@ async def test_events_are_in_flight_until_an_exporter_reports_them(tmp_path: Pat
 async def test_an_exporter_cannot_report_more_than_it_has(
     told: list[DeliveryResult], exported: int, unsent: int, dropped: dict[str, int], tmp_path: Path
 ) -> None:
-    """Nor of windows that it was never given: accounts stay whole."""
+    """Nor of windows that it never got: accounts stay whole."""
     async with running(Later(*told), tmp_path) as outlet:
         outlet.offer(batch())
         outlet.close_window(closed())
@@ -377,7 +377,7 @@ class Keeper(Later):
 
 
 async def ended_late(exporter: Keeper, path: Path) -> ExporterWorker:
-    """An outlet whose exporter was given 20 events and was cancelled in closing."""
+    """A worker whose exporter got 20 events and was cancelled in closing."""
     assert isinstance(exporter, SupportsUnsentFiles) and not isinstance(Later(), SupportsUnsentFiles)
     outlet = ExporterWorker(exporter, run_facts(path), 1 << 20)
     outlet.start()
@@ -395,7 +395,7 @@ async def ended_late(exporter: Keeper, path: Path) -> ExporterWorker:
 async def test_one_that_keeps_what_it_cannot_send_has_ended_in_order(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Though it was cancelled: it is no error, and what is kept counts as exported and is said."""
+    """Though it was cancelled: it is no error, and stored events count as exported and are reported."""
     stats = (await ended_late(Keeper(), tmp_path)).statistics()
     assert (stats.errors, stats.first_error, stats.waiting_events) == (0, "", 0)
     ledger = stats.ledger

@@ -83,7 +83,7 @@ async def test_items_that_wait_are_a_group(tmp_path: Path, monkeypatch: pytest.M
 
 
 async def test_a_group_that_was_not_written_is_lost(tmp_path: Path) -> None:
-    """An exporter that hangs in the write: what it had taken counts as dropped."""
+    """An exporter that hangs in the write: its events count as dropped."""
     exporter = Grouped()
     exporter.worker = worker = ExporterWorker(exporter, run_facts(tmp_path), 1 << 20)
     found: list[object] = []

@@ -1,4 +1,4 @@
-"""Windows that are opened afterwards: what is kept is what belongs to the last steps, and every event is accounted for."""
+"""Windows that are opened afterwards: the stored events are those of the last steps, and every event is accounted for."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Run:
         self.now = 0
 
     def until(self, at: int, *blocks: Block, device: Block | None = None) -> Run:
-        """The recorder has delivered up to `at`, and what of it is given here."""
+        """The recorder has delivered up to `at`, with these events."""
         marks = mark_block(SERIAL, *((ts, ts // STEP) for ts in range((self.now // STEP + 1) * STEP, at + 1, STEP)))
         self.windows.add_marks(marks)
         self.batches += self.windows.route(RECORDER, marks[marks["ts"] > 0], b"")
@@ -157,7 +157,7 @@ def test_a_burst_of_steps() -> None:
 
 
 def test_blocks_are_let_go_while_a_window_waits_for_them() -> None:
-    """The limit wins: what a window is still to be given is given at once, and nothing of it is lost."""
+    """The limit wins: a window gets its remaining events at once, and none is lost."""
     run = Run(max_bytes=1 << 20, steps=50)
     run.until(STEP, instant_block(*range(10, 90)))
     window = run.save(50, at_once=True)

@@ -233,7 +233,7 @@ def test_shares_without_settings() -> None:
 
 
 def test_too_much_is_refused_with_what_is_needed() -> None:
-    """The sum is told, and the setting that would do is taken."""
+    """The message has the sum, and the setting that it advises is accepted."""
     given = Options(ring_bytes=100 * MIB, queue_bytes=20 * MIB)
     with refused(ValueError, "Options.memory_bytes", "memory_bytes=269 << 20"):
         memory_limits(given, 2)

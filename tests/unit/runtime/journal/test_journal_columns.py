@@ -164,7 +164,7 @@ def test_content_that_is_not_compressed_is_read() -> None:
 
 
 def test_arguments_that_are_none_are_left_out() -> None:
-    """Those outside of the heap when they are written, those that make no sense when they are read: the events stay."""
+    """Those beyond the heap when they are written, those that make no sense when they are read: the events stay."""
     block = spans(3)
     block["args_at"], block["args_len"] = [0, 4, 0], [9, 1 << 20, 0]
     frame, compressed, cut = encoded(EventBatch("recorder", 0, block, b"\xff" * 9))

@@ -148,7 +148,7 @@ def test_an_executor_outlives_a_system_without_threads(monkeypatch: pytest.Monke
 
 
 async def test_no_change_made_by_another_thread_is_missed() -> None:
-    """A thousand changes, each told right when the waiting for it begins."""
+    """A thousand changes, each reported right when the waiting for it begins."""
     change, value = LoopCondition(), 0
     turn = threading.Semaphore(0)
 

@@ -289,7 +289,7 @@ def test_never_stepped_is_explained() -> None:
 
 
 def test_a_users_callable_is_not_called_to_explain() -> None:
-    """A callable may count its calls, so what happened is told from what was counted."""
+    """A callable may count its calls, so its past is read from its own count."""
 
     def untouchable(step: int) -> int:
         raise AssertionError(step)

@@ -123,7 +123,7 @@ async def test_a_system_that_has_none(
     lacking: Callable[[pytest.MonkeyPatch, Callable[[], Awaitable[None]]], Awaitable[str]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The reason is told, nobody waits, and a later call begins anew."""
+    """The reason is reported, nobody waits, and a later call begins anew."""
     failures, called = list[BaseException](), list[int]()
     mine = worker(failures)
 

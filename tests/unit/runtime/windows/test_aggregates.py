@@ -182,7 +182,7 @@ def test_negative_times_count_as_nothing_and_are_counted() -> None:
 
 
 def test_spans_that_were_cut_are_counted() -> None:
-    """Clipped and open spans are part of the sums, and the reader is told how many there are."""
+    """Clipped and open spans are part of the sums, and their number is shown."""
     aggregates = Aggregates()
     events: Any = span_block([(FIRST, 0, 5, 5)] * 4)
     events["flags"] = [0, Flag.CLIPPED, Flag.OPEN | Flag.CLIPPED, Flag.ERROR | Flag.ASYNC]
@@ -278,7 +278,7 @@ def test_a_table_takes_memory_for_its_keys_only() -> None:
     def resident() -> int:
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
 
-    Aggregates().update(empty_block(1 << 18))  # its block is taken back here
+    Aggregates().update(empty_block(1 << 18))  # its block is released here
     few = empty_block(3)
     few["kind"], few["name"], few["dur"] = int(Kind.SPAN), [FIRST, FIRST + 1, FIRST + 2], [10, 1000, 100_000]
     before = resident()

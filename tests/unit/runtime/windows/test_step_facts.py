@@ -137,7 +137,7 @@ def test_an_optimizer_in_backward_is_an_optimizer() -> None:
 
 
 def test_long_runs_are_finished_on_the_way() -> None:
-    """The same facts, and nothing is kept of steps that are over."""
+    """The same facts, and no memory is used for steps that are over."""
     builder = StepFactsBuilder()
     count = 4 * MANY_OPEN
     for step in range(count):

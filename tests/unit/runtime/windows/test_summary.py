@@ -44,7 +44,7 @@ names = st.text(st.characters(codec="utf-8"), max_size=60)
 
 
 def row(name: str, self_ns: int = 1000, count: int = 1, **changes: Any) -> SummaryRow:
-    """A row of a name, with plain values for what is not given."""
+    """A row of a name, with plain defaults."""
     values: dict[str, Any] = {
         "category": "cpu_op",
         "total_ns": 2000,
@@ -246,7 +246,7 @@ def test_a_wide_terminal_shows_long_names(monkeypatch: pytest.MonkeyPatch) -> No
 
 @given(names)
 def test_no_name_breaks_markdown(text: str) -> None:
-    """One line, with as many cells as the title has, once escaped pipes are taken out."""
+    """One line, with as many cells as the title has, once escaped pipes are removed."""
     lines = Summary((row(text),)).markdown().split("\n")
     assert lines[2].replace("\\|", "").count("|") == lines[0].count("|")
     assert printable(lines[2]) == lines[2]

@@ -1,4 +1,4 @@
-"""Tables of closed windows are kept within bounds."""
+"""Tables of closed windows are bounded."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_the_newest_are_kept() -> None:
 
 
 def test_large_ones_are_bounded_by_their_bytes() -> None:
-    """They go sooner; what is kept is what is counted."""
+    """They go sooner; the counted bytes are those of the stored tables."""
     one = table(500).nbytes()
     assert one > 500 * 1000  # many buckets each
     tables = WindowTables(10 * one)

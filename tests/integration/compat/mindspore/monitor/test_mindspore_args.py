@@ -90,7 +90,7 @@ def test_numbers_and_names(field: str, value: Any, meant: Any) -> None:
     ],
 )
 def test_names_without_a_number(field: str, value: Any, meant: Any) -> None:
-    """They are kept as they are, in the fields and in a block; MindSpore's bytes cannot hold them, which raises."""
+    """They stay as they are, in the fields and in a block; MindSpore's bytes cannot hold them, which raises."""
     args = DynamicProfilerArgs(**{field: value})
     assert args.args[field] == meant
     assert args.vars[field] == value
@@ -273,7 +273,7 @@ def test_our_format() -> None:
 @pytest.mark.checklist("A13")
 @given(st.data())
 def test_torn_blocks_are_seen(data: st.DataObject) -> None:
-    """A block that is part one configuration and part another, or cut anywhere, is never taken for one."""
+    """A block that is part one configuration and part another, or cut anywhere, is never accepted."""
     numbers = st.integers(-(1 << 31), (1 << 31) - 1)
     one, other = (DynamicProfilerArgs(data.draw(numbers), data.draw(numbers)).to_block() for _ in range(2))
     at = data.draw(st.integers(0, len(one)))

@@ -156,7 +156,7 @@ def test_the_step_form_records_what_it_says(job: Job, position: str) -> None:
 
 @pytest.mark.checklist("A29", "A38", "A40", "F3")
 def test_what_cannot_be_followed(job: Job, caplog: pytest.LogCaptureFixture) -> None:
-    """It is said once for each configuration, in the log and beside the file, and nothing raises into training, unless that
+    """It is said once for each configuration, in the log and next to the file, and nothing raises into training, unless that
     is asked for."""
     monitor = job.monitor()
     job.callbacks(monitor, 4)
@@ -231,7 +231,7 @@ def test_training_ends_inside_a_window(job: Job) -> None:
 
 @pytest.mark.checklist("A24", "A25", "F1")
 def test_a_bad_file(job: Job, caplog: pytest.LogCaptureFixture) -> None:
-    """The last good configuration holds; each bad one is reported once, in the log and beside the file; a good one is
+    """The last good configuration holds; each bad one is reported once, in the log and next to the file; a good one is
     followed again."""
     monitor = job.monitor()
     job.change(start_step=4, stop_step=5)
