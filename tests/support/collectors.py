@@ -100,7 +100,7 @@ def free_port() -> int:
 
 @contextlib.asynccontextmanager
 async def connected(url: str, **settings: Any) -> AsyncGenerator[ClientConnection]:
-    """A connection on which anything can be said."""
+    """A connection for any messages."""
     given: dict[str, Any] = {
         "subprotocols": [Subprotocol(protocol.SUBPROTOCOL)],
         "compression": None,

@@ -105,7 +105,7 @@ def wait_for(settings: RankSettings, what: str, stage: str) -> None:
 
 
 def is_said(settings: RankSettings, what: str, stage: str) -> bool:
-    """True if the test has said it of this stage, or that all is to end."""
+    """True if the test has set it for this stage, or that all is to end."""
     rank = settings.rank
     names = ("stop", f"stop-{rank}", f"{what}-{stage}", f"{what}-{stage}-{rank}")
     return any((Path(settings.directory) / name).exists() for name in names)

@@ -139,7 +139,7 @@ class _Running:
 
 def _compare(texts: list[str]) -> None:
     __tracebackhide__ = True
-    for text in dict.fromkeys(map(constant, texts)):  # how often it was said is the test's to check
+    for text in dict.fromkeys(map(constant, texts)):  # the test checks how often it came
         place = len(_Running.told)
         _Running.told.append(text)
         if _Running.updating:
@@ -193,14 +193,14 @@ def _looking(path: Path) -> set[str]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """A test begins, and has said nothing."""
+    """A test begins, without messages."""
     _Running.key = key_of(item.nodeid)
     _Running.told = []
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
-    """A test that passes has said all that the snapshot has of it."""
+    """A test that passes has all messages of its snapshot."""
     result = yield
     missing = _Running.kept.get(_Running.key, [])[len(_Running.told) :]
     if _Running.updating:
@@ -216,7 +216,7 @@ _summary: list[str] = []
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Collects what tests have said, of all processes that run them."""
+    """Collects the messages of tests, of all processes that run them."""
     key = key_of(report.nodeid)
     _seen.add(key)
     if report.when == "call" and report.passed:

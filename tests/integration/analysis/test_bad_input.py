@@ -1,4 +1,4 @@
-"""Runs that are not as they should be: what can be said is said, and what was left out; the rest is refused with a reason.
+"""Runs that are not as they should be: all that is known is reported, and what was left out; the rest is refused with a reason.
 
 Names with markup, one step and runs that are not there are in `test_explain.py`, traces of torch.profiler in `test_torch_traces.py`.
 """
@@ -89,7 +89,7 @@ def count_of(answer: Answer, rank: int = 0) -> int:
 
 
 def test_a_process_that_records(tmp_path: Path) -> None:
-    """While it runs, and when it was killed: what is on the disk is explained, and that it did not end is said."""
+    """While it runs, and when it was killed: the part on the disk is explained, and the missing end is reported."""
     program = """
         import sys, time
         import stepscope as sc
@@ -147,7 +147,7 @@ def test_a_cut_journal(tmp_path: Path) -> None:
 
 
 def test_a_damaged_journal(tmp_path: Path) -> None:
-    """Frames that do not fit their checksum are left out, and it is said."""
+    """Frames that do not fit their checksum are left out, and the answer says so."""
     run = write(tmp_path / "run", *np.array_split(steps_of(120), 6))
     data = bytearray((run / "journal").read_bytes())
     middle = frame_borders(bytes(data))[-6] + 100

@@ -29,7 +29,7 @@ def findings(path: Path) -> dict[str, Finding]:
 
 
 def test_devices_that_are_busy(tmp_path: Path) -> None:
-    """Several, whose gaps hardly ever coincide: any of them is busy nearly all the time. Each is said by itself."""
+    """Several, whose gaps hardly ever coincide: any of them is busy nearly all the time. Each is reported by itself."""
     devices = [
         SimulatedDevice(streams=2, kernels_per_second=700 + 210 * number, device=number, name=f"device {number}")
         for number in range(6)

@@ -144,7 +144,7 @@ def test_the_numbers_of_a_pipeline(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("ns_a_step", "known"), [(10, True), (10**9, False)])
 def test_use_of_processors_with_a_pipeline(ns_a_step: int, known: bool, tmp_path: Path) -> None:
-    """Without counters of the host, the signals say how busy the processors are. More than all of them is not said."""
+    """Without counters of the host, the signals say how busy the processors are. No more than all of them are named."""
 
     def step(number: int) -> None:
         sc.counter("batch waited for (ms)", 3.0, category="data pipeline")
@@ -389,7 +389,7 @@ def test_a_callback_that_blocks_its_loop(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_a_run_that_was_killed(tmp_path: Path) -> None:
-    """It is said how more may be had; what was recovered is no other run than the journal that it was made of."""
+    """The answer says how to record more; what was recovered is no other run than the journal that it was made of."""
     crash = Crash(tmp_path).of(
         """
         profiler.start()

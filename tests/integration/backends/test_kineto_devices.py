@@ -59,7 +59,7 @@ def runs_of_torch(export: dict[str, Any]) -> Counter[Run]:
 
 
 async def test_each_run_of_the_device_is_delivered_once(export: dict[str, Any]) -> None:
-    """Those that ended after the window did are said to be launched before; the host's events after it are not."""
+    """Those that ended after the window did are reported as launched before; the host's events after it are not."""
     base = export["baseTimeNanoseconds"]
     host = [event for event in export["traceEvents"] if event["ph"] == "X" and event.get("cat") == "cpu_op"]
     until = base + round(max(event["ts"] for event in host) * 1000)

@@ -1,4 +1,4 @@
-"""torch has room for one profiler in a thread, or for one that records all: the program's own goes first, and what is missing of ours is said."""
+"""torch has room for one profiler in a thread, or for one that records all: the program's own goes first; our loss is reported."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ MISSING = {
 @pytest.mark.parametrize("mode", ["stream", "kineto"])
 @pytest.mark.parametrize("case", MISSING)
 def test_a_profiler_of_torch_ends_while_a_region_is_open(mode: str, case: str) -> None:
-    """torch does not crash, and what is missing of ours is said."""
+    """torch does not crash, and missing events of ours are reported."""
     told = results_of_regions(mode)[case]
     # Where torch calls the program from an operator, a recording of kineto goes on, and the program's profiler is empty.
     stands_in = mode == "kineto" and case in ("hooks", "packs")

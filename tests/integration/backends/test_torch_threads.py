@@ -110,7 +110,7 @@ def test_start_and_stop_on_a_servers_thread(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("again", ["kineto", "nothing"])
 def test_the_thread_that_started_has_ended(again: str, tmp_path: Path) -> None:
-    """Its recording is lost, which is said; the process does not crash, and the next profiler records."""
+    """Its recording is lost, which is reported; the process does not crash, and the next profiler records."""
     told = run(
         f"""
         a = new("a")

@@ -153,7 +153,7 @@ def test_a_head_is_answered_as_a_get_without_a_body(finished: CollectorProcess) 
 
 @pytest.mark.parametrize("body", [b"", b"[" * 4000, b'{"path": "\xff"}', b'{"pat": "/"}'])
 def test_a_body_that_cannot_be_read(finished: CollectorProcess, body: bytes) -> None:
-    """It is a fault of who sends it, and said with the place."""
+    """It is a fault of who sends it, and reported with the place."""
     answer = ask(f"{finished.url}/v1/tickets", method="POST", body=body)
     assert (answer.status, answer.headers["content-type"]) == (400, "application/problem+json")
     where = "line 1, column " if body else "it is empty"

@@ -95,7 +95,7 @@ def test_lengths_are_known_when_messages_begin(data: st.DataObject) -> None:
 
 
 async def test_a_message_that_is_written_is_held_no_more(tmp_path: Path) -> None:
-    """A thousand exporters that say nothing for a while hold nothing of what they said last."""
+    """A thousand exporters that are silent for a while use no memory for their last messages."""
     count, size = 4, 2 << 20
     async with collecting(tmp_path) as running, contextlib.AsyncExitStack() as stack:
         tracemalloc.start()

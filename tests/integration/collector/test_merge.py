@@ -83,7 +83,7 @@ def merged(
 
 
 def test_jobs_of_one_directory_are_distinguished(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """By the launcher's id, or else by name and size; which one must be said, and the choice is listed."""
+    """By the launcher's id, or else by name and size; one must be chosen, and the choice is listed."""
     add_rank(tmp_path, 0, job="one")
     add_rank(tmp_path, 0, job="two")
     add_rank(tmp_path, 1, job="")

@@ -89,7 +89,7 @@ def test_a_stream_that_two_collectors_have(tmp_path: Path) -> None:
 
 
 def test_copies_of_which_neither_has_all_are_reported(tmp_path: Path) -> None:
-    """The one with more events counts, and what is left out is said."""
+    """The one with more events counts, and the part that is left out is reported."""
     add_rank(tmp_path / "a", 0)
     (stream,) = (tmp_path / "a").glob("streams/*")
     stream.rename(stream.with_name("1" * 32))
@@ -152,7 +152,7 @@ def recorded(path: Path, run: Run, windows: dict[int, tuple[int, int, int]], seg
 
 @pytest.mark.parametrize("rank", [None, 0])
 def test_recordings_of_one_run_of_which_none_has_all(tmp_path: Path, rank: int | None) -> None:
-    """The one with most events counts, as they overlap in time, and what is left out is said."""
+    """The one with most events counts, as they overlap in time, and the part that is left out is reported."""
     run = msgspec.structs.replace(run_in(tmp_path), rank=rank)
     at = run.anchor.monotonic_ns
     ms = 1_000_000

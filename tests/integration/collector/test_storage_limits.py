@@ -228,7 +228,7 @@ def test_a_file_that_cannot_be_read_costs_itself(store: Store) -> None:
 
 
 async def test_evictions_are_counted_though_the_disk_fails_then(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """How much of it is free cannot be asked: what was evicted is known all the same, and the problem said."""
+    """How much of it is free cannot be asked: what was evicted is known all the same, and the problem reported."""
     path = stored(store, ONE, some(0), some(4))
     store = Store(CollectorSettings(directory=store.directory))
     streams = Streams(8)

@@ -91,7 +91,7 @@ def test_a_deleted_loop_closes_its_run(tmp_path: Path) -> None:
 
 
 def test_a_ready_made_exporter_serves_one_run(tmp_path: Path) -> None:
-    """It is closed with its run; the next is written without it, and that is said."""
+    """It is closed with its run; the next is written without it, and that is reported."""
     memory = sc.exporters.MemoryExporter()
     loop = Loop(settings_of(tmp_path, exporters=[memory], schedule=None), "x")
     run_steps(loop, "fit", 2)

@@ -131,7 +131,7 @@ async def redirecting(status: int, to: str) -> AsyncGenerator[str]:
 
 
 async def test_a_stream_follows_no_redirect(tmp_path: Path) -> None:
-    """A collector that a redirect names gets nothing, and it is said where it led."""
+    """A collector that a redirect names gets nothing, and the error says where it led."""
     async with (
         collecting(tmp_path / "c") as elsewhere,
         redirecting(308, f"{elsewhere.url}/v1/stream?secret=hunter2") as named,

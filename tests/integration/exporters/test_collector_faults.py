@@ -119,7 +119,7 @@ def tells(*messages: bytes | str) -> Callable[[ServerConnection], Awaitable[None
 
 
 async def stopped(exporter: CollectorExporter, seconds: float = 0.3) -> str:
-    """Closes as a pipeline does whose deadline comes; what is said of it."""
+    """Closes as a pipeline does whose deadline comes; returns the message."""
     task = asyncio.ensure_future(exporter.aclose())
     start = time.monotonic()
     await asyncio.wait([task], timeout=seconds)
@@ -325,7 +325,7 @@ async def test_a_certificate_is_checked(tmp_path: Path) -> None:
     async with tcp(listen, serving) as url:
         exporter = CollectorExporter(url, token="s3cret", settings=QUICK)
         await exporter.open(run_of(tmp_path / "run"))
-        # A handshake may take too long at first, which is said then.
+        # A handshake may take too long at first, which is reported then.
         await poll(lambda: (found := exporter.statistics()) and "CERTIFICATE_VERIFY_FAILED" in found.last_error)
         await stopped(exporter)
         assert not [data for data in heard if data]

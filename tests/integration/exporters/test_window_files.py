@@ -208,7 +208,7 @@ def test_an_empty_journal_is_reported_as_empty(tmp_path: Path, capsys: pytest.Ca
 
 
 def test_merge_says_what_it_wrote_and_what_it_lacks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A journal replaces no other: the name it got is said. A rank that cannot be read is named as missing, also by the exit code."""
+    """A journal replaces no other: its new name is printed. A rank that cannot be read is missing, also by the exit code."""
     record(tmp_path / "job" / "rank0", 1)
     (tmp_path / "job" / "rank1").mkdir()
     (tmp_path / "job" / "rank1" / "journal").write_bytes(b"no journal" * 100)

@@ -222,7 +222,7 @@ def test_a_name_that_is_not_there_has_one_hint(name: str, hint: str, tmp_path: P
 
 
 def test_a_step_before_start_names_what_is_missing(caplog: pytest.LogCaptureFixture) -> None:
-    """It is ignored, as all that would disturb training, and said once."""
+    """It is ignored, as all that would disturb training, and reported once."""
     with caplog.at_level("WARNING"):
         profiler = sc.trace()
         profiler.step()

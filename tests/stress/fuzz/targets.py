@@ -298,7 +298,7 @@ def evicted(data: bytes) -> None:
 
 
 def merged(data: bytes) -> None:
-    """Two journals of whole frames, of any kind: they are merged into a journal, or it is said why not."""
+    """Two journals of whole frames, of any kind: they are merged into a journal, or a message says why not."""
     half = len(data) // 2
     with tempfile.TemporaryDirectory(dir=PLACE) as name:
         place = Path(name)
@@ -348,7 +348,7 @@ def otlp_answers(data: bytes) -> None:
 
 
 def compressed_events(data: bytes) -> None:
-    """Events whose body is any bytes, said to be columns: there are as many events as were announced, or none."""
+    """Events whose body is any bytes, marked as columns: there are as many events as were announced, or none."""
     for flags in (fmt.COLUMNS, fmt.COLUMNS | fmt.ZSTD):
         for payload in (data, fmt.EVENTS_HEADER.pack(0, 0, 0, 3, 5, 0) + data):
             decoded = fmt.decode_columns(payload, flags, IdMap())

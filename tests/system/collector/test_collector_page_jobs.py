@@ -32,7 +32,7 @@ def shown_job(page: Page) -> list[str]:
 
 
 def summary(page: Page, title: str, part: str = ".value") -> str:
-    """A value of the summary, or what is said below it."""
+    """A value of the summary, or the note below it."""
     return page.locator("#summary div", has=page.get_by_text(title, exact=True)).locator(part).inner_text()
 
 

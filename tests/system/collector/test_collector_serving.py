@@ -225,7 +225,7 @@ async def test_who_does_not_agree_makes_room_for_who_does(tmp_path: Path, certif
 async def test_who_takes_too_long_to_agree_is_ended(
     tmp_path: Path, certificate: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One that says nothing, half of what is to be said, or something else; who agrees has no more time for its request."""
+    """One that says nothing, half of the handshake, or other bytes; a client that agrees has no more time for its request."""
     made, key = certificate
     trusting = ssl.create_default_context(cafile=str(made))
     async with collecting_here(tmp_path, certificate=made, key=key) as running:

@@ -207,7 +207,7 @@ def test_tables_and_events_are_torchs(tmp_path: Path) -> None:
 
 
 def test_results_that_cannot_be_had(tmp_path: Path) -> None:
-    """It is said why."""
+    """The log says why."""
     settings: Any = {"output_dir": str(tmp_path), "options": sc.Options(journal=False)}
     seen: list[Any] = []
     with accelerator().profile(ours.StepscopeProfileKwargs(on_trace_ready=seen.append, settings=settings)) as run:

@@ -123,7 +123,7 @@ def test_tls_with_certificates_of_both(start: Start, certificates: Certificates,
 
 
 async def test_a_certificate_that_nobody_vouches_for(start: Start, certificates: Certificates, tmp_path: Path) -> None:
-    """It is said why nothing is sent."""
+    """The exporter's error says why nothing is sent."""
     server = start(f'tls {{ cert_file: "{certificates.server}", key_file: "{certificates.server}" }}')
     exporter = NatsExporter(server.url.replace("nats:", "tls:"), settings=QUICK)
     await exporter.open(run_in(tmp_path))
@@ -166,7 +166,7 @@ async def test_a_server_without_tls_gets_nothing(tmp_path: Path) -> None:
     ],
 )
 async def test_files_that_hold_no_secret(content: str, said: str, start: Start, tmp_path: Path) -> None:
-    """That is said, with the file's name, and the loop goes on."""
+    """That is reported, with the file's name, and the loop goes on."""
     require("nkeys")
     server = start(Operator().configuration())
     credentials = file(tmp_path / "user.creds", "the old secret")
@@ -181,7 +181,7 @@ async def test_files_that_hold_no_secret(content: str, said: str, start: Start, 
     "url", [f"nats://me:{SECRET}@host", f"tls://{SECRET}@host:4222", f"nats://h,{SECRET}@i", f"{SECRET}@h"]
 )
 def test_a_secret_in_a_url_is_refused(url: str) -> None:
-    """It is said what to use instead, and the secret is not repeated."""
+    """The error names the replacement, and the secret is not repeated."""
     with refused(ValueError, "NatsAccess(credentials=...)", "NatsAccess(token_file=...)") as caught:
         NatsExporter(url)
     assert SECRET not in str(caught.value)
@@ -229,7 +229,7 @@ def test_a_file_that_is_not_there_is_reported_at_once(access: dict[str, Any], tm
 
 
 def test_credentials_need_a_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is said at once how to get it, not when the first server asks."""
+    """The error names the package at once, not when the first server asks."""
     monkeypatch.setitem(sys.modules, "nkeys", None)
     with refused(ImportError, "pip install 'stepscope[nats]'", "nkeys"):
         NatsExporter("nats://127.0.0.1", access=NatsAccess(credentials=Path("user.creds")))

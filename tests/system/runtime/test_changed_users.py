@@ -1,4 +1,4 @@
-"""Processes that are started as root and then change their user, as servers do: they are recorded, or it is said why not."""
+"""Processes that are started as root and then change their user, as servers do: they are recorded, or a message says why not."""
 
 from __future__ import annotations
 

@@ -189,7 +189,7 @@ def test_sizes_have_units() -> None:
 
 
 def test_an_error_is_one_line(tmp_path: Path) -> None:
-    """A failure says what and where; where it was raised is said on demand."""
+    """A failure says what and where; where it was raised is reported on demand."""
     short = stepscope("convert", "missing", "out.journal", cwd=tmp_path)
     assert (short.returncode, short.stdout) == (1, "")
     assert short.stderr == "stepscope convert: there is no run or journal at missing\n"

@@ -132,7 +132,7 @@ def test_extras_are_those_of_the_package(tmp_path: Path) -> None:
 
 
 def test_a_driver_of_devices(tmp_path: Path) -> None:
-    """Where NVIDIA's libraries answer, the number of devices is said."""
+    """Where NVIDIA's libraries answer, the number of devices is reported."""
     shutil.copy(build(tmp_path), tmp_path / "libcuda.so.1")
     _, checks = diagnosis(tmp_path, {**without_torch(tmp_path), "LD_LIBRARY_PATH": str(tmp_path)})
     assert checks["NVIDIA devices"]["state"] == "ok" and "2 devices" in checks["NVIDIA devices"]["text"]

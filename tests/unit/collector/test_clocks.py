@@ -140,7 +140,7 @@ def test_a_collector_that_was_started_again(step: int, network: Network, seed: i
 
 
 def test_clocks_that_nothing_connects() -> None:
-    """Two collectors that no rank has seen both of: the smaller part has no bound, and that is said."""
+    """Two collectors that no rank has seen both of: the smaller part has no bound, and that is reported."""
     one = round_trips(TrueClock(name="a"), Network(), every(1, 20), random.Random(1))
     other = round_trips(TrueClock(name="b", ahead_ns=10**10), Network(), every(1, 5), random.Random(2))
     timeline = Timeline({"one": Readings(one, ANCHOR), "other": Readings(other, ANCHOR)})

@@ -106,7 +106,7 @@ def test_the_last_segment_of_a_killed_rank_is_put(collected: Path, url: str) -> 
 
 
 def test_only_what_has_changed_is_looked_at(collected: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After the first look: a stream that is said to have changed, and no other one."""
+    """After the first look: a stream that is reported as changed, and no other one."""
     streams = [Stream(collected, number, windows=6) for number in range(5)]
     uploader = Uploader(collected, url)
     uploader.upload(walk=False)

@@ -272,7 +272,7 @@ def test_any_bytes(block: bytes, heap: bytes, base: int, dialect: str) -> None:
 
 @given(st.binary(max_size=120), st.integers(0, 200))
 def test_any_heap(heap: bytes, length: int) -> None:
-    """Arguments that cannot be read are said to be bad; the event stays."""
+    """Arguments that cannot be read are marked as bad; the event stays."""
     block = empty_block(1)
     block["kind"], block["args_len"] = Kind.SPAN, length
     (event,) = lines(_core.encode_chrome(block, heap, 0, "kineto"))

@@ -182,7 +182,7 @@ def test_rows(scene: Scene) -> None:
 
 
 def test_state_goes_on(scene: Scene) -> None:
-    """Names are written once; what was forgotten is said again."""
+    """Names are written once; forgotten ones are written again."""
     scene.span("a long enough name", 0, 1, key=1)
     batch = scene.batch()
     encoder = _core.PerfettoEncoder(1, 4711)
@@ -281,7 +281,7 @@ def test_any_bytes(blocks: list[bytes], heap: bytes) -> None:
 
 @given(st.binary(max_size=120), st.integers(0, 200))
 def test_any_heap(heap: bytes, length: int) -> None:
-    """Arguments that cannot be read are said to be bad; the event stays."""
+    """Arguments that cannot be read are marked as bad; the event stays."""
     block = empty_block(1)
     block["kind"], block["args_len"] = Kind.SPAN, length
     drawn = only(read(_core.PerfettoEncoder(1, 4711).encode(block, heap, 0)))

@@ -42,7 +42,7 @@ def run(directory: Path, variable: str, program: str = PROGRAM) -> tuple[str, st
 
 @pytest.mark.checklist("B6", "B7", "B8", "B10", "B12", "B14", "B15", "E17")
 def test_no_change_of_code(tmp_path: Path) -> None:
-    """All keys of the guide are read; the products are there when the program has ended; limits are said."""
+    """All keys of the guide are read; the products are there when the program has ended; limits are reported."""
     options = {
         "start": True,
         "output_path": os.fspath(tmp_path / "out"),

@@ -1,4 +1,4 @@
-"""Recordings whose files cannot be written or read: what is there stays, and what is missing is said."""
+"""Recordings whose files cannot be written or read: what is there stays, and missing parts are reported."""
 
 from __future__ import annotations
 

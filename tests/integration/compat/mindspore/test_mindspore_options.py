@@ -78,7 +78,7 @@ def test_what_needs_op_time(name: str) -> None:
 
 @pytest.mark.checklist("C14")
 def test_stacks_need_the_framework() -> None:
-    """Stacks without any data of the host contradict each other; if nothing is said of these, stacks alone will do."""
+    """Stacks without any data of the host contradict each other; if these are not set, stacks alone will do."""
     with refused(ValueError, "with_stack=True", "profile_framework", "all", "time"):
         read(with_stack=True, profile_framework=None)
     assert read(with_stack=True).stacks and read(with_stack=True, profile_framework="time").stacks
@@ -206,7 +206,7 @@ def test_the_documentation_has_the_table() -> None:
 
 @pytest.mark.checklist("C10", "C16")
 def test_options_that_change_nothing() -> None:
-    """They are accepted, and it is said that they change nothing."""
+    """They are accepted, and a message says that they change nothing."""
     for device in ("CPU", "GPU", "Ascend"):
         first, second = limits(read(sync_enable=False, env_enable=True).requested(), DeviceTarget(device=device))[-2:][
             ::-1
@@ -280,7 +280,7 @@ def test_a_device_that_nobody_knows(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_the_environment_may_say_where(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The argument wins, which is said; without one the variable counts, without both the default."""
+    """The argument wins, which is reported; without one the variable counts, without both the default."""
     monkeypatch.setenv("MS_DIAGNOSTIC_DATA_PATH", os.fspath(tmp_path / "environment"))
     assert Profiler(start_profile=False).options.output_path == os.fspath(tmp_path / "environment")
     assert not caplog.records

@@ -85,7 +85,7 @@ def test_op_analyse_of_what_is_wrong(tmp_path: Path) -> None:
 
 @pytest.mark.checklist("C22")
 def test_operators_of_steps_need_raw_data(tmp_path: Path) -> None:
-    """Once these are deleted, it is said what to do."""
+    """Once these are deleted, a message says what to do."""
     profiler = output.recorded(tmp_path)
     profiler.analyse()
     with refused(FileNotFoundError, "data_simplification=False"):

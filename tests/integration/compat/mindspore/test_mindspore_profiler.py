@@ -274,7 +274,7 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
 
 @pytest.mark.checklist("D5", "D21")
 def test_a_path_that_cannot_be_written(tmp_path: Path) -> None:
-    """It is said where and why, by an error of its own family that is an OSError as well."""
+    """The place and the reason are in an error of its own family that is an OSError as well."""
     (tmp_path / "file").write_text("")
     profiler = Profiler(output_path=tmp_path / "file", start_profile=False)
     with refused(ProfilerIOException, "file", "output_path") as caught:

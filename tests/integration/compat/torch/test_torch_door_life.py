@@ -185,7 +185,7 @@ def test_devices_that_are_not_there() -> None:
 
 @MODES
 def test_toggling(mode: Any, caplog: pytest.LogCaptureFixture) -> None:
-    """Operators while they are switched off are missing, all others are there; elsewhere it is said to have no effect."""
+    """Operators while they are switched off are missing, all others are there; elsewhere it is reported to have no effect."""
     with ours.profile(activities=cpu(), mode=mode) as prof:
         torch.ones(2).tanh()
         prof.toggle_collection_dynamic(False, cpu())

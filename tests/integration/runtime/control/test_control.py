@@ -193,7 +193,7 @@ def test_which_rank_this_is(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.checklist("A19")
 def test_the_rank_of_torch_distributed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where no launcher has said anything, the process group does."""
+    """Where no launcher has set the rank, the process group does."""
     torch = require("torch")
     for name in ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "RANK_ID", "LOCAL_RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)

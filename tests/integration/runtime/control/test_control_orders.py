@@ -282,7 +282,7 @@ async def test_a_rank_that_is_two_processes_records_nothing(tmp_path: Path) -> N
 
 async def test_windows_of_several_ranks_wait_for_others(tmp_path: Path) -> None:
     """With `queue` later steps are found, with fixed steps as with the next ones; behind one that ends by the clock none can
-    be, and that is said."""
+    be, and that is reported."""
     async with collecting(tmp_path / "collector") as running:
         async with ranks_at(running, tmp_path, 2):
             _, said = await order(running.url, steps=1_000_000, run_id="long")

@@ -173,7 +173,7 @@ def test_the_command_line_and_a_process(tmp_path: Path, capsys: pytest.CaptureFi
     ],
 )
 def test_wrong_usage(arguments: str, text: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """It is said before anybody is asked; options that would be ignored are named, with those that they go with."""
+    """The error comes before any request; options that would be ignored are named, with those that they go with."""
     with pytest.raises(SystemExit) as ended:
         main(["arm", *arguments.split()])
     assert ended.value.code == 2

@@ -280,7 +280,7 @@ def test_what_follows_a_change_may_fail(tmp_path: Path) -> None:
 
 @pytest.mark.checklist("A24")
 def test_a_status_file_that_cannot_be_written(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """It is said once, and nothing else comes of it."""
+    """It is reported once, and nothing else comes of it."""
     path = tmp_path / "x"
     path.write_bytes(b"1")
     path.with_name("x.status.json").mkdir()

@@ -25,7 +25,7 @@ from tests.support.recording import run_program
 
 
 def test_cool_down(output_dir: Path) -> None:
-    """The same trigger does not save again so soon; it is counted and said. Another one does."""
+    """The same trigger does not save again so soon; it is counted and reported. Another one does."""
     profile = Profile(output_dir, triggers=(When(*range(5, 40)),), cooldown=3600.0)
     with profile.profiler as profiler:
         profile.steps(50)
@@ -80,7 +80,7 @@ def test_no_more_windows_than_may_be(settings: Any, saved: list[list[int]], supp
 
 
 def test_loops_that_never_step(output_dir: Path) -> None:
-    """Bounded by bytes, and said; what is there can be saved."""
+    """Bounded by bytes, and reported; what is there can be saved."""
     profile = Profile(output_dir, max_bytes=1 << 20)
     with profile.profiler as profiler:
         for number in range(60_000):

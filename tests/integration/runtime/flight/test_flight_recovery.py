@@ -148,7 +148,7 @@ def test_killed_while_a_window_is_saved(tmp_path: Path, written: bool) -> None:
 
 
 def test_damaged_files_of_what_was_kept(tmp_path: Path) -> None:
-    """Nothing in them is believed: what is damaged is passed over and said, the rest comes back."""
+    """Nothing in them is believed: damaged parts are passed over and reported, the rest comes back."""
     flight = Flight(tmp_path).of(
         'step(200, lambda: [sc.instant("x") for _ in range(40)]); assert profiler.flush(50); die()'
     )

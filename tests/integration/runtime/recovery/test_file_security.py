@@ -202,7 +202,7 @@ def test_a_session_that_others_may_write_is_not_read(killed: Crash) -> None:
 
 
 def test_a_note_that_is_a_link_or_pipe_is_not_read(killed: Crash) -> None:
-    """It is said, and the journal alone is recovered."""
+    """It is reported, and the journal alone is recovered."""
     note = killed.run / "session"
     note.rename(killed.run / "moved")
     note.symlink_to(killed.run / "moved")

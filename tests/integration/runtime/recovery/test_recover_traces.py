@@ -185,7 +185,7 @@ def test_a_later_run_has_written_the_files(killed: Path, capsys: pytest.CaptureF
 
 
 def test_one_trace(killed: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """One that is named alone is not touched; it is said what to do."""
+    """One that is named alone is not touched; a message says what to do."""
     before = (killed / "trace.json").read_bytes()
     assert main(["recover", str(killed / "run" / "trace.pftrace")]) == 1
     errors = capsys.readouterr().err
@@ -230,7 +230,7 @@ def test_a_file_that_is_no_parquet_trace_of_the_run(
 
 
 def test_a_note_that_says_what_no_exporter_takes(killed: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """It is said, and the file stays."""
+    """It is reported, and the file stays."""
     ((path, note),) = notes_in(killed / "run", [])
     strange = [msgspec.structs.replace(trace, arguments={"form": "list"}) for trace in note.traces]
     replace_note(

@@ -249,7 +249,7 @@ def test_events_that_are_in_no_ring_are_counted(
 
 @pytest.mark.parametrize("size", [0, 1 << 13])
 def test_a_kill_while_a_ring_is_made_loses_nothing(killed: Crash, size: int) -> None:
-    """Its file is there, and is no ring yet: nothing is said to be missing."""
+    """Its file is there, and is no ring yet: nothing is reported as missing."""
     (killed.directory() / "ring-00099").write_bytes(bytes(size))
     recovery = killed.recover()
     assert not recovery.missing

@@ -1,4 +1,4 @@
-"""Journals that are behind when a process is killed: the rings have it, or it is said how much may be missing."""
+"""Journals that are behind when a process is killed: the rings have it, or the recovery says how much may be missing."""
 
 from __future__ import annotations
 
@@ -63,14 +63,14 @@ def check(crash: Crash) -> Recovery:
 
 
 def test_a_journal_that_hangs(crash: Crash) -> None:
-    """The rings are freed before it has their events, and it is said how many it may lack."""
+    """The rings are freed before it has their events, and the recovery says how many it may lack."""
     crash.of(program(LOOP, seconds=1000.0, queue=1 << 16))
     recovery = check(crash)
     assert at_most(recovery) > 0
 
 
 def test_a_journal_that_keeps_up_has_nothing_missing(crash: Crash) -> None:
-    """After a time in which it did not, too: what it has by then is not said to be missing any more."""
+    """After a time in which it did not, too: events that it has by then are not reported as missing any more."""
     late = "Slow.export = sc.exporters.JournalExporter.export\n" + LOOP + "time.sleep(1.5)\nprofiler.flush()\n"
     crash.of(program(LOOP + late, seconds=0.05, queue=1 << 18))
     recovery = check(crash)

@@ -100,7 +100,7 @@ def test_everything_is_there(member: Path, tmp_path: Path) -> None:
     [(HEAD, 0), (HEAD, 1 << 60), (HEAD, (1 << 64) - 1), (PRODUCED, 1 << 60), (PRODUCED, 0), (RESERVE, 1 << 63)],
 )
 def test_a_header_that_contradicts_itself(member: Path, tmp_path: Path, field: int, value: int) -> None:
-    """The ring is let go, which is said; what can be had of it is had, and nothing is invented."""
+    """The ring is let go, which is reported; its readable part is read, and nothing is invented."""
     directory = fresh(member, tmp_path)
     put(directory / "ring-00000", field, value)
     worker = attach(directory)

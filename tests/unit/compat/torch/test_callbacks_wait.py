@@ -12,7 +12,7 @@ from tests.support.messages import said
 
 
 def test_a_callback_that_takes_long_is_named(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """Once; the wait goes on until it has returned. Of a quick one nothing is said."""
+    """Once; the wait goes on until it has returned. Quick ones are not logged."""
     views: list[int] = []
     quick = callbacks.Callbacks(views.append)
     quick.put(1)

@@ -247,13 +247,13 @@ def test_plan_of_a_long_loop_stays_readable() -> None:
     ],
 )  # fmt: skip
 def test_a_loop_that_does_not_fit_its_schedule(values: dict[str, int], steps: int, first: int, sentence: str) -> None:
-    """It is said what is missing, and how long the loop would have to be; and what it costs to have no warm-up."""
+    """The plan says what is missing, and how long the loop would have to be; and what it costs to have no warm-up."""
     (said,) = schedule(**values).plan(steps, first=first).diagnostics
     assert said.startswith(sentence)
 
 
 def test_plan_of_a_run_that_goes_on() -> None:
-    """A run that begins at a later step is planned from there; a window that is open at its end is said to be. A loop without steps
+    """A run that begins at a later step is planned from there; a window that is open at its end is reported. A loop without steps
     has an empty plan."""
     ours = schedule(wait=1, warmup=1, active=1, repeat=2)
     assert ours.plan(4, first=2).line == "S-WS"

@@ -158,7 +158,7 @@ OWN_FILE: dict[str, Any] = {
 
 @pytest.mark.checklist("A5", "B17")
 def test_the_file_of_mindspore_itself() -> None:
-    """It is read as it is; `analyse` decides whether products are made, and what contradicts it is said."""
+    """It is read as it is; `analyse` decides whether products are made, and contradictions are reported."""
     args = DynamicProfilerArgs(**OWN_FILE)
     assert (args.diagnostics, args.analyse_mode, args.prof_path) == ((), None, "./")
     for mode, meant in ((-1, "sync"), (0, "sync"), (1, "async")):
@@ -320,7 +320,7 @@ def test_a_file(tmp_path: Path) -> None:
 
 
 def test_which_steps_and_ranks() -> None:
-    """The next steps, so many of them, on some ranks; what cannot be is said, and asks for nothing."""
+    """The next steps, so many of them, on some ranks; a wrong value is reported, and asks for nothing."""
     args = DynamicProfilerArgs("next", steps=3, ranks="0,3-4")
     assert (args.start_step, args.steps, args.ranks, args.diagnostics) == ("next", 3, (0, 3, 4), ())
     assert DynamicProfilerArgs.from_block(args.to_block()) == args

@@ -156,7 +156,7 @@ def test_the_step_form_records_what_it_says(job: Job, position: str) -> None:
 
 @pytest.mark.checklist("A29", "A38", "A40", "F3")
 def test_what_cannot_be_followed(job: Job, caplog: pytest.LogCaptureFixture) -> None:
-    """It is said once for each configuration, in the log and next to the file, and nothing raises into training, unless that
+    """It is reported once for each configuration, in the log and next to the file, and nothing raises into training, unless that
     is asked for."""
     monitor = job.monitor()
     job.callbacks(monitor, 4)
