@@ -17,7 +17,7 @@ from benchmarks.harness.report import Outcome, Report
 from benchmarks.harness.rounds import measure
 from benchmarks.harness.row import Row, Tool
 from benchmarks.harness.scale import FULL, QUICK, SCALES, Scale
-from benchmarks.harness.team import Team
+from benchmarks.harness.worker_processes import WorkerProcesses
 
 
 def run(rows: Sequence[Row], scale: Scale) -> Report:
@@ -29,8 +29,8 @@ def run(rows: Sequence[Row], scale: Scale) -> Report:
     machine, start = Machine.this(), time.monotonic()
     outcomes: list[Outcome] = []
     for row in rows:
-        with Team() as team:
-            outcome = Outcome.of(row, row.title(scale), measure(team, row, scale))
+        with WorkerProcesses() as workers:
+            outcome = Outcome.of(row, row.title(scale), measure(workers, row, scale))
         outcomes.append(outcome)
         print(table.lines(outcome), flush=True)
     return Report(

@@ -17,7 +17,7 @@ from tests.stress.torture.command import main
 from tests.stress.torture.diary import Diary
 from tests.stress.torture.fault import Fault, description, label, load
 from tests.stress.torture.faults.killed import started
-from tests.stress.torture.found import Found, settle
+from tests.stress.torture.journal_check import Found, settle
 from tests.stress.torture.processes import command
 from tests.stress.torture.run import Tally, torture
 from tests.stress.torture.victim import MAIN

@@ -14,7 +14,7 @@ import pytest
 
 from stepscope.runtime.events import strings, tracks
 from stepscope.runtime.events.record import Flag, Kind
-from tests.support.crashes import batches
+from tests.support.killed_programs import batches
 from tests.support.launch import run_to_end
 
 FORKING = """

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from stepscope.runtime.journal.reader import JournalReader
-from tests.support.crashes import names, windows
+from tests.support.killed_programs import names, windows
 from tests.support.launch import STRICT, launched
 
 START = """

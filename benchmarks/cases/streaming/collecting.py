@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.cases.tools.emission import emit
+from benchmarks.cases.tools.span_load import emit
 from benchmarks.cases.tools.session import session
 
 if TYPE_CHECKING:

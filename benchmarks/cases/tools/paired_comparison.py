@@ -56,7 +56,7 @@ def _run(step: Callable[[], object], count: int) -> Half:
     return Half(statistics.fmean(times), statistics.median(times), p90, (time.process_time_ns() - before) / count / 1e6)
 
 
-class Alternation:
+class PairedComparison:
     """Training by turns in two ways; which comes first changes, so that no drift counts for one of them."""
 
     def __init__(self, steps: int, bare: Steps, traced: Steps) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from benchmarks.cases.tools.additions import additions, live_operators
+from benchmarks.cases.tools.small_operators import additions, live_operators
 from benchmarks.cases.tools.network import Network
 from benchmarks.cases.tools.session import session
 from benchmarks.harness.row import Contender, Probe, Round, Row, Sample, Tool
@@ -22,7 +22,7 @@ SETTLING = 8.0
 """Seconds of load at full scale before anything is measured: the governor has found its level by then."""
 
 HALF = 0.5
-"""Seconds of each half of an alternation, after `TURNING`, in which a window opens or closes."""
+"""Seconds of each half of an comparison, after `TURNING`, in which a window opens or closes."""
 TURNING = 0.2
 
 Step = Callable[[], object]

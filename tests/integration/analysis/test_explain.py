@@ -31,7 +31,7 @@ from stepscope.runtime.windows.step_facts import Phase
 from stepscope.runtime.windows.step_parts import columns_of
 from tests.support.basics import require
 from tests.support.commands import python, stepscope
-from tests.support.crashes import Crash
+from tests.support.killed_programs import Crash
 
 LOADER = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
 

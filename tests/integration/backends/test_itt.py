@@ -22,7 +22,7 @@ from stepscope.runtime.events.record import Kind
 from stepscope.runtime.schedule.detail import EVERYTHING
 from tests.support.basics import ROOT, missing
 from tests.support.operators import ARMED, environment, record, torch
-from tests.support.readings import texts
+from tests.support.block_contents import texts
 
 pytestmark = pytest.mark.needs("torch")
 

@@ -16,7 +16,7 @@ from stepscope.runtime.events import strings, tracks
 from stepscope.runtime.events.clock import ClockAnchor
 from stepscope.runtime.events.record import Kind
 from tests.support.basics import ROOT
-from tests.support.readings import decoded
+from tests.support.block_contents import decoded
 
 pytestmark = pytest.mark.needs("torch")
 

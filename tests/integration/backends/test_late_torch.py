@@ -11,7 +11,7 @@ from stepscope.runtime.events import clock
 from stepscope.runtime.schedule.action import ProfilerAction
 from stepscope.runtime.schedule.detail import FULL, Detail
 from tests.support.operators import torch
-from tests.support.readings import texts
+from tests.support.block_contents import texts
 
 NONE, _, RECORD, _ = ProfilerAction
 

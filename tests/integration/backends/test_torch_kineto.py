@@ -26,7 +26,7 @@ from stepscope.runtime.schedule.action import ProfilerAction
 from stepscope.runtime.schedule.schedule import schedule
 from tests.support.basics import ROOT
 from tests.support.operators import record, torch, train
-from tests.support.readings import decoded, texts
+from tests.support.block_contents import decoded, texts
 
 pytestmark = pytest.mark.needs("torch")
 

@@ -26,7 +26,7 @@ from tests.integration.backends.test_itt import python
 from tests.support.basics import missing, require
 from tests.support.messages import refused
 from tests.support.operators import ARMED, environment, record, torch, train
-from tests.support.readings import texts
+from tests.support.block_contents import texts
 
 pytestmark = pytest.mark.needs("torch")
 

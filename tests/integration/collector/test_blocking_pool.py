@@ -32,7 +32,7 @@ from tests.support.collecting import ask, until
 from tests.support.collectors import answer, collecting, connected, send_frames
 from tests.support.messages import refused
 from tests.support.streams import STREAM, SYNC, frames, frames_header, hello
-from tests.support.windowed import START, closed, encoded, events, run_of
+from tests.support.window_streams import START, closed, encoded, events, run_of
 
 
 class Hanging:

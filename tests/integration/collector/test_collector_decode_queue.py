@@ -25,7 +25,7 @@ from stepscope.runtime.journal.records import WindowRecord
 from tests.support.basics import poll
 from tests.support.collectors import answer, collecting, connected, welcomed
 from tests.support.streams import STREAM, SYNC, frames_header, hello
-from tests.support.windowed import encoded
+from tests.support.window_streams import encoded
 from tests.unit.collector.test_collector_live import (
     SECOND,
     START,

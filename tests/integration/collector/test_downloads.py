@@ -31,7 +31,7 @@ from tests.support.collecting import ask, until
 from tests.support.collectors import answer, collecting, connected
 from tests.support.messages import refused
 from tests.support.streams import STREAM, frames, frames_header, hello
-from tests.support.windowed import END, run_of, stored, windows
+from tests.support.window_streams import END, run_of, stored, windows
 
 
 def kind(program: str, *, grows: bool = True) -> Download:

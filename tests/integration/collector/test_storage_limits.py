@@ -34,7 +34,7 @@ from tests.support.collecting import collecting, trained
 from tests.support.collectors import answer, connected
 from tests.support.messages import said
 from tests.support.streams import frames, frames_header, hello
-from tests.support.windowed import END, Frame, encoded, run_of, stored, windows
+from tests.support.window_streams import END, Frame, encoded, run_of, stored, windows
 
 ONE, TWO, THREE = "1" * 32, "2" * 32, "3" * 32
 KIB, MIB = 1 << 10, 1 << 20

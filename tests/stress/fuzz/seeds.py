@@ -14,7 +14,7 @@ from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.segments import segment_paths
 from tests.support.journals import batch_with_arguments, events_payloads, frame_borders, write_journal
 from tests.support.streams import SYNC, frames, hello
-from tests.support.windowed import END, Frame, closed, of_size, run_of, windows
+from tests.support.window_streams import END, Frame, closed, of_size, run_of, windows
 
 RECORD = struct.Struct("<BBH")
 """Before each frame of a stream: its type, its flags, bytes of its payload."""

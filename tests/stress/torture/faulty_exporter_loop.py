@@ -1,6 +1,6 @@
 """A training loop that traces to a bad exporter and to good ones, as a program: the events of each, and the cost.
 
-usage: python -m tests.stress.torture.neighbour HOW METHOD DIRECTORY PORT SECONDS
+usage: python -m tests.stress.torture.faulty_exporter_loop HOW METHOD DIRECTORY PORT SECONDS
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from stepscope.exporters.memory import MemoryExporter, Method
 from stepscope.runtime.events import strings
 from stepscope.runtime.journal.reader import JournalReader
 from tests.stress.torture.servers import StreamExporter
-from tests.support.raised import length
+from tests.support.exceptions import length
 
 STEPS = 60
 SPANS = 50

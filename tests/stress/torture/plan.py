@@ -51,7 +51,7 @@ BAD: tuple[tuple[str, Method], ...] = (
       for method in ("open", "export", "close_window", "aclose")),
     ("thread", "export"), ("again", "export"), ("slow", "export"), ("collector", "open"), ("connect", "open"),
 )  # fmt: skip
-"""How an exporter misbehaves, and in which method, as `neighbour.py` has it."""
+"""How an exporter misbehaves, and in which method, as `faulty_exporter_loop.py` has it."""
 Server = Literal["refusing", "dead", "half_open", "trickling", "resetting"]
 SERVERS: tuple[Server, ...] = ("refusing", "dead", "half_open", "trickling", "resetting")
 

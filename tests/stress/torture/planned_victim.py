@@ -1,6 +1,6 @@
 """A victim that follows a plan, drawn from its number.
 
-    python -m tests.stress.torture.planned DIRECTORY NUMBER PORT
+    python -m tests.stress.torture.planned_victim DIRECTORY NUMBER PORT
 
 It notes in DIRECTORY/diary what it has done, in DIRECTORY/workers which processes it has forked, and in DIRECTORY/said what it
 knows of itself if it closes in order. PORT is that of a server for exporters that connect.
@@ -21,10 +21,10 @@ import msgspec
 import stepscope as sc
 from stepscope.exporters.base import Exporter
 from tests.stress.torture.diary import Diary, Lane
-from tests.stress.torture.neighbour import neighbour
+from tests.stress.torture.faulty_exporter_loop import neighbour
 from tests.stress.torture.plan import Plan, Worker, draw
 from tests.stress.torture.strain import our_threads
-from tests.stress.torture.unruly import Unruly, delayed
+from tests.stress.torture.faulty_parts import Unruly, delayed
 from tests.stress.torture.victim import MAIN, begin, steps
 
 

@@ -33,7 +33,7 @@ from stepscope.exporters.nats.servers import NatsAccess, NatsLimits, Servers
 from stepscope.exporters.specimens import batch_of, run_in, spans
 from stepscope.exporters.stream.transport import LinkSettings
 from tests.support.basics import ROOT, poll
-from tests.support.beside import running
+from tests.support.background_task import running
 from tests.support.collecting import CollectorProcess, collecting
 from tests.support.jetstreams import NAMES, Publisher, connected, jetstream
 from tests.support.journals import frame_numbers

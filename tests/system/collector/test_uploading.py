@@ -28,7 +28,7 @@ from tests.support.collectors import answer, connected
 from tests.support.messages import refused, said
 from tests.support.object_stores import HangingStore, Stream, contents, following
 from tests.support.streams import STREAM, frames_header, hello
-from tests.support.windowed import END, Frame, encoded, run_of, windows
+from tests.support.window_streams import END, Frame, encoded, run_of, windows
 from tests.unit.collector.test_merge_clocks import OURS, add, named
 
 

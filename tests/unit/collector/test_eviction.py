@@ -24,9 +24,9 @@ from stepscope.collector.settings import CollectorSettings
 from stepscope.runtime.events.record import EventBatch
 from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.journal.segments import segment_paths
-from tests.support.calls import counted
+from tests.support.call_count import counted
 from tests.support.disks import small_disk
-from tests.support.windowed import END, Frame, closed, events, run_of, stored, windows
+from tests.support.window_streams import END, Frame, closed, events, run_of, stored, windows
 
 ONE, TWO, THREE = "1" * 32, "2" * 32, "3" * 32
 KIB = 1 << 10

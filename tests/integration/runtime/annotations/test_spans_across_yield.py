@@ -15,7 +15,7 @@ from stepscope.runtime._core import span
 from stepscope.runtime.events.record import Flag, Kind
 from stepscope.runtime.journal.reader import JournalReader
 from tests.integration.runtime.lifecycle.test_exit import run
-from tests.support.crashes import open_names
+from tests.support.killed_programs import open_names
 from tests.support.nesting import journal_problems, journal_spans
 from tests.support.recording import Log, recording
 from tests.unit.runtime.annotations.test_task_tracks import check_rows

@@ -30,7 +30,7 @@ from stepscope.runtime.steps.window_follower import WindowFollower
 from tests.support.basics import ROOT, poll
 from tests.support.collectors import Running, collecting
 from tests.support.launch import launched
-from tests.support.looping import QUICK
+from tests.support.background_loop import QUICK
 from tests.support.messages import refused
 
 # over the collector

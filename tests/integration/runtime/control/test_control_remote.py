@@ -23,7 +23,7 @@ from stepscope.runtime.session.directory import session_of
 from stepscope.runtime.session.system import parent_of
 from tests.support.basics import ROOT
 from tests.support.launch import launched, run_to_end
-from tests.support.looping import QUICK, looping, wait
+from tests.support.background_loop import QUICK, looping, wait
 from tests.support.messages import refused, said
 
 # over the socket

@@ -22,7 +22,7 @@ from tests.support.basics import ROOT, poll, require
 from tests.support.collectors import Running, collecting
 from tests.support.control_jobs import Job, job, rank_settings
 from tests.support.launch import launched
-from tests.support.looping import QUICK
+from tests.support.background_loop import QUICK
 
 RANKS = 3
 

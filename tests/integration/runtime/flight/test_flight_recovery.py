@@ -15,7 +15,7 @@ import pytest
 from stepscope.runtime.events import strings
 from stepscope.runtime.events.record import Flag, Kind
 from stepscope.runtime.recovery.recover import Recovery, recover
-from tests.support.crashes import batches, names, open_names, windows
+from tests.support.killed_programs import batches, names, open_names, windows
 from tests.support.launch import launched, run_to_end
 
 START = """

@@ -13,7 +13,7 @@ import pytest
 import stepscope as sc
 from stepscope.runtime.threads import background_call
 from tests.support.basics import poll, require
-from tests.support.crashes import names
+from tests.support.killed_programs import names
 
 
 async def close_beside_blocked_threads(output_dir: Path) -> None:

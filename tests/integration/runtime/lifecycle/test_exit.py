@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.collecting import until
-from tests.support.crashes import names, windows
+from tests.support.killed_programs import names, windows
 from tests.support.launch import STRICT, Server, run_to_end
 from tests.support.messages import said
 

@@ -18,7 +18,7 @@ from stepscope.runtime.accounting.error_log import MAX_RETAINED, InternalErrors
 from stepscope.runtime.errors import InternalError
 from stepscope.runtime.events.record import Kind
 from tests.support.collecting import until
-from tests.support.flights import QUIET
+from tests.support.flight_recording import QUIET
 
 ONES_OWN = (
     "handle_messages",

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tests.support.families import FORKING
+from tests.support.process_trees import FORKING
 from tests.support.recording import run_program
 
 # Python 3.12 warns of every fork of a process with threads; forks are tested here.

@@ -15,7 +15,7 @@ from stepscope.runtime.errors import BackendError, TriggerError
 from stepscope.runtime.events import clock
 from stepscope.runtime.events.record import Block, EventBatch, Kind, empty_block
 from stepscope.runtime.schedule.action import ProfilerAction
-from tests.support.flights import Profile
+from tests.support.flight_recording import Profile
 from tests.support.journals import events_of
 
 pytestmark = pytest.mark.parametrize("loop", ["asyncio", "uvloop"], indirect=True)

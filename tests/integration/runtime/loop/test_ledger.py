@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from tests.support.basics import ROOT
-from tests.support.lives import Life, Process, live, lives, processes
+from tests.support.random_runs import Life, Process, live, lives, processes
 
 
 @pytest.fixture(autouse=True)
@@ -35,7 +35,7 @@ def test_accounts_balance_in_any_life(life: Life) -> None:
 def test_accounts_balance_with_any_rings(process: Process) -> None:
     """The same where rings are small, under every policy."""
     command = [sys.executable, "-P", "-W", "error", "-c", f"import sys; sys.path.append({str(ROOT)!r}); "
-               "from tests.support.lives import main; main()"]  # fmt: skip
+               "from tests.support.random_runs import main; main()"]  # fmt: skip
     done = subprocess.run(command, input=msgspec.json.encode(process), capture_output=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr.decode()
     assert msgspec.json.decode(done.stdout) == []

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.crashes import BODY, MIDWAY, Crash
+from tests.support.killed_programs import BODY, MIDWAY, Crash
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from stepscope.runtime.session.note import read_note
 from tests.integration.runtime.lifecycle.test_exit import run
 from tests.support.basics import poll
 from tests.support.blocking import BlockingBackend
-from tests.support.crashes import names
+from tests.support.killed_programs import names
 from tests.support.messages import said
 
 BLOCKED = """

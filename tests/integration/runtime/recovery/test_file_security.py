@@ -26,7 +26,7 @@ from stepscope.runtime.lifecycle.output_directory import Output
 from stepscope.runtime.recovery.recover import recover
 from stepscope.runtime.recovery.session_files import SessionFiles
 from stepscope.runtime.recovery.sweep import sweep
-from tests.support.crashes import Crash, names
+from tests.support.killed_programs import Crash, names
 from tests.support.launch import run_to_end
 from tests.support.messages import refused
 

@@ -17,7 +17,7 @@ import stepscope as sc
 from stepscope.cli.main import main
 from stepscope.runtime.session.note import notes_in, replace_note
 from tests.support import pftrace
-from tests.support.crashes import Crash
+from tests.support.killed_programs import Crash
 from tests.support.launch import run_to_end
 from tests.support.messages import said
 

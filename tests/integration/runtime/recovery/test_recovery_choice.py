@@ -22,7 +22,7 @@ from stepscope.runtime.session.launch import own_directory
 from stepscope.runtime.session.note import SESSION_FILE, SessionNote, new_note, notes_in, read_note, replace_note
 from stepscope.runtime.session.system import process_identity
 from tests.support.basics import ROOT
-from tests.support.crashes import Crash, names
+from tests.support.killed_programs import Crash, names
 from tests.support.launch import run_to_end
 from tests.support.messages import said
 

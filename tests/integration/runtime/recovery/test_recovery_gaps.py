@@ -9,7 +9,7 @@ import pytest
 
 from stepscope.runtime.events.record import Kind
 from stepscope.runtime.recovery.recover import recover
-from tests.support.crashes import Crash, batches, names, windows
+from tests.support.killed_programs import Crash, batches, names, windows
 
 CONSUMER = slice(128, 160)
 """Where a ring's header has what its consumer wrote: `Header` in core/rings/ring.h."""

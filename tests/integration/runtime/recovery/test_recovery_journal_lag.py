@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from stepscope.runtime.recovery.recover import Recovery
-from tests.support.crashes import Crash, names, windows
+from tests.support.killed_programs import Crash, names, windows
 from tests.support.disks import small_disk
 
 SLOW = """

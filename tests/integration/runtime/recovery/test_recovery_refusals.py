@@ -24,7 +24,7 @@ from stepscope.runtime.session.note import SessionNote, read_note
 from stepscope.runtime.session.system import is_running, process_identity
 from tests.support.basics import ROOT
 from tests.support.commands import python
-from tests.support.crashes import Crash, names
+from tests.support.killed_programs import Crash, names
 from tests.support.launch import run_to_end
 from tests.support.messages import refused
 

@@ -26,7 +26,7 @@ from stepscope.runtime.session.directory import in_use, make_session
 from stepscope.runtime.session.file_lock import lock
 from stepscope.runtime.session.note import SessionNote, new_note, read_note
 from stepscope.runtime.session.system import process_identity
-from tests.support.crashes import names
+from tests.support.killed_programs import names
 from tests.support.launch import run_to_end
 from tests.support.messages import refused, said
 

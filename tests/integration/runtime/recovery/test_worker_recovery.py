@@ -14,8 +14,8 @@ import pytest
 from stepscope.runtime.events import strings, tracks
 from stepscope.runtime.events.record import Flag, Kind
 from stepscope.runtime.recovery.recover import Recovery, recover
-from tests.support.crashes import batches
-from tests.support.families import START, Family, pair
+from tests.support.killed_programs import batches
+from tests.support.process_trees import START, Family, pair
 from tests.support.launch import launched
 
 PROGRAM = """

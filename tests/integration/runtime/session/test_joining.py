@@ -11,7 +11,7 @@ import stepscope as sc
 from stepscope.runtime.errors import SessionError
 from stepscope.runtime.options import Options
 from stepscope.runtime.session.directory import make_session, parts, read_identity, read_options
-from tests.support.families import Family
+from tests.support.process_trees import Family
 from tests.support.messages import refused
 
 ORPHANED = """

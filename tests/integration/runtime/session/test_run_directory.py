@@ -15,7 +15,7 @@ from stepscope.exporters.specimens import batch_of, run_in, spans, window_of
 from stepscope.exporters.tensorboard import TensorBoardExporter
 from stepscope.runtime.errors import OutputError
 from tests.support.basics import require
-from tests.support.flights import Profile
+from tests.support.flight_recording import Profile
 from tests.support.messages import refused, said
 
 

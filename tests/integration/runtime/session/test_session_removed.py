@@ -14,7 +14,7 @@ import pytest
 from stepscope.runtime.events.record import Kind
 from stepscope.runtime.recovery.recover import recover
 from stepscope.runtime.recovery.sweep import sweep
-from tests.support.crashes import names
+from tests.support.killed_programs import names
 from tests.support.launch import run_to_end
 
 START = """

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from stepscope.runtime.recording.recorder_statistics import WorkerAccounts, WorkerStatistics
 from stepscope.runtime.session.directory import remove_session
-from tests.support.families import Family
+from tests.support.process_trees import Family
 
 
 def test_a_second_profiler(family: Family) -> None:

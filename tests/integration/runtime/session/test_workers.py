@@ -10,8 +10,8 @@ import pytest
 
 from stepscope.runtime.journal.reader import JournalReader
 from tests.support.basics import ROOT, require
-from tests.support.crashes import names
-from tests.support.families import Family
+from tests.support.killed_programs import names
+from tests.support.process_trees import Family
 from tests.support.launch import run_to_end
 
 

@@ -14,7 +14,7 @@ from stepscope.runtime import _core
 from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.schedule.action import ProfilerAction
 from stepscope.runtime.steps.call_serializer import CallSerializer
-from tests.support.crashes import names
+from tests.support.killed_programs import names
 
 LONG = 30.0
 

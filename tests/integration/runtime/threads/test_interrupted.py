@@ -31,7 +31,7 @@ from stepscope.runtime.lifecycle.join import leave
 from stepscope.runtime.threads import locks
 from stepscope.runtime.threads.background_call import BackgroundCall
 from stepscope.runtime.threads.user_code import replace
-from tests.support.crashes import names
+from tests.support.killed_programs import names
 from tests.support.interrupting import interrupting
 
 # A test that hangs does so in a lock: no handler of a signal ends it.

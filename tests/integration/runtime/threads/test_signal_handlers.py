@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.terminations import DEAF, HOLDER, WORK, delivered, ends, run
+from tests.support.terminated_programs import DEAF, HOLDER, WORK, delivered, ends, run
 
 RESTORED = {
     "saved and restored": "signal.signal(signal.SIGTERM, signal.signal(signal.SIGTERM, lambda *_: None))",

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.terminations import DEAF, HOLDER, WORK, delivered, ends
+from tests.support.terminated_programs import DEAF, HOLDER, WORK, delivered, ends
 
 ELSEWHERE = (
     """

@@ -11,8 +11,8 @@ import pytest
 
 from stepscope.runtime.recovery.recover import recover
 from tests.support.basics import missing
-from tests.support.crashes import names
-from tests.support.terminations import BOUND, DEAF, HOLDER, START, WORK, delivered, ends, run
+from tests.support.killed_programs import names
+from tests.support.terminated_programs import BOUND, DEAF, HOLDER, START, WORK, delivered, ends, run
 
 
 def test_sigterm_that_does_not_wake_the_main_thread(tmp_path: Path) -> None:

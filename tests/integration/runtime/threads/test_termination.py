@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.launch import launched
-from tests.support.terminations import BOUND, START, WORK, delivered, ends, run
+from tests.support.terminated_programs import BOUND, START, WORK, delivered, ends, run
 
 
 @pytest.mark.parametrize("asked", [signal.SIGTERM, signal.SIGHUP])

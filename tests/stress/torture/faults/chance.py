@@ -23,9 +23,9 @@ from tests.stress.torture import servers
 from tests.stress.torture.diary import LANES, Diary, lane_name
 from tests.stress.torture.fault import Fault, Outcome
 from tests.stress.torture.faults.killed import bare_ns, started
-from tests.stress.torture.found import Found, settle
+from tests.stress.torture.journal_check import Found, settle
 from tests.stress.torture.plan import Ending, Plan, draw
-from tests.stress.torture.planned import ProgramReport
+from tests.stress.torture.planned_victim import ProgramReport
 from tests.stress.torture.processes import command
 from tests.support import pftrace
 from tests.support.basics import ROOT, Deferred
@@ -61,7 +61,7 @@ def trial(place: Path, number: int) -> Outcome:
 
 def _tried(plan: Plan, place: Path) -> Outcome:
     server, began_at = getattr(servers, plan.server), time.time()
-    with server() as port, started(place, plan.number, str(port), program="planned") as process:
+    with server() as port, started(place, plan.number, str(port), program="planned_victim") as process:
         try:
             ended, began, took = _struck(process, plan.ending, place)
         except subprocess.TimeoutExpired:

@@ -15,7 +15,7 @@ from stepscope.exporters.base import EventBatch
 from stepscope.runtime.events import strings
 from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.options import Options
-from tests.stress.torture import neighbour, servers
+from tests.stress.torture import faulty_exporter_loop, servers
 from tests.stress.torture.fault import Fault, Outcome
 from tests.support.basics import ROOT
 from tests.support.disks import small_disk
@@ -38,7 +38,7 @@ def trial(
     place: Path,
     _: int,
     *,
-    seconds: float = neighbour.TIMEOUT,
+    seconds: float = faulty_exporter_loop.TIMEOUT,
 ) -> Outcome:
     """Trains with an exporter that misbehaves, in one method or all, and reads what the others have written.
 
@@ -49,7 +49,7 @@ def trial(
         command = [
             sys.executable,
             "-m",
-            "tests.stress.torture.neighbour",
+            "tests.stress.torture.faulty_exporter_loop",
             how,
             method,
             str(place),
@@ -66,7 +66,7 @@ def trial(
     problems: list[str] = []
     if max(leaving, said["closing"]) > (seconds + SLACK) * 1e9:
         problems.append(f"closing took {said['closing'] / 1e9:.2f} s and the exit {leaving / 1e9:.2f} s")
-    spans = neighbour.STEPS * neighbour.SPANS
+    spans = faulty_exporter_loop.STEPS * faulty_exporter_loop.SPANS
     problems += [
         f"{output} has {said[output]} of {spans} spans"
         for output in ("journal", "chrome", "memory")
@@ -102,7 +102,7 @@ def cut_short(trace: Path) -> list[str]:
 BARE = """
 import time
 import stepscope as sc
-from tests.stress.torture import neighbour
+from tests.stress.torture import faulty_exporter_loop
 print(time.monotonic_ns(), flush=True)
 """
 
@@ -121,7 +121,7 @@ LEAVING = """
 import time
 import stepscope as sc
 from stepscope.exporters.memory import MemoryExporter
-from tests.stress.torture.neighbour import Threaded
+from tests.stress.torture.faulty_exporter_loop import Threaded
 bad = {bad}
 profiler = sc.trace(exporters=[bad], output_dir={place!r}, options=sc.Options(close_timeout={seconds}, drain_interval=0.05))
 profiler.start()
@@ -134,7 +134,7 @@ print(time.monotonic_ns(), flush=True)
 """
 
 
-def leaving(bad: str, place: Path, _: int, *, seconds: float = neighbour.TIMEOUT) -> Outcome:
+def leaving(bad: str, place: Path, _: int, *, seconds: float = faulty_exporter_loop.TIMEOUT) -> Outcome:
     """The program ends without closing its profiler: the interpreter's exit keeps the deadline, too."""
     program = LEAVING.format(bad=bad, place=str(place / "run"), seconds=seconds)
     done = run_to_end([sys.executable, "-c", program], cwd=ROOT, timeout=60)

@@ -20,7 +20,7 @@ from stepscope.runtime.errors import FormatError, StepscopeError
 from stepscope.runtime.recovery.recover import recover
 from tests.stress.torture.cgroup import Group, limited
 from tests.stress.torture.fault import Fault, Outcome
-from tests.stress.torture.found import settle
+from tests.stress.torture.journal_check import settle
 from tests.support.basics import ROOT
 from tests.support.launch import launched
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from stepscope.runtime.recovery.recover import recover
 from tests.stress.torture.fault import Fault, Outcome
 from tests.support.basics import missing
-from tests.support.families import START, Family, pair
+from tests.support.process_trees import START, Family, pair
 from tests.support.launch import launched
 
 TIMED = """

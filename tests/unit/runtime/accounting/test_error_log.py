@@ -11,7 +11,7 @@ import pytest
 
 from stepscope.compat.torch.windows.callbacks import Callbacks
 from stepscope.runtime.accounting.error_log import MAX_RETAINED, MAX_TEXT, ErrorLog
-from tests.support.raised import length
+from tests.support.exceptions import length
 
 TIMES = 50
 
