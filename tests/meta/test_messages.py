@@ -13,11 +13,11 @@ import pytest
 
 from tests.support.basics import ROOT
 from tests.support.launch import run_to_end
-from tests.support.messages import SNAPSHOT, constant, key_of, left_over, refused, said
+from tests.support.messages import SNAPSHOT, check_messages, constant, key_of, left_over, refused
 
 TWO = """
 import pytest
-from tests.support.messages import refused, said
+from tests.support.messages import check_messages, refused
 
 @pytest.mark.parametrize("value", [1, 2])
 def test_first(value, tmp_path):
@@ -26,7 +26,7 @@ def test_first(value, tmp_path):
     assert caught.value.args
 
 def test_second():
-    said("one\\nrun: stepscope recover\\n", "stepscope recover")
+    check_messages("one\\nrun: stepscope recover\\n", "stepscope recover")
 """
 
 
@@ -88,7 +88,7 @@ def test_a_message_without_a_fact_is_not_taken_over(suite: Suite, lacking: str) 
 
 def test_what_is_not_reported_any_more_is_removed_and_reported(suite: Suite) -> None:
     """A test that is gone, one case of a test, and a message of a test that is still there."""
-    suite.write(TWO.replace("[1, 2]", "[1]").replace("    said(", "    print("))
+    suite.write(TWO.replace("[1, 2]", "[1]").replace("    check_messages(", "    print("))
     failed = suite.run()
     assert failed.returncode == 1 and "not there any more; `make messages` removes them" in failed.stdout
     part = suite.run("--update-messages", "-k", "first")
@@ -123,9 +123,9 @@ def test_records_of_other_loggers_are_not_ours() -> None:
         logging.LogRecord(name, logging.WARNING, "", 1, "%s of %s", (name, "x"), None)
         for name in ("stepscope", "asyncio", "stepscope.collector")
     ]
-    assert said(records, "x", snapshot=False) == ["stepscope of x", "stepscope.collector of x"]
+    assert check_messages(records, "x", snapshot=False) == ["stepscope of x", "stepscope.collector of x"]
     with pytest.raises(AssertionError, match="no message has 'asyncio'"):
-        said(records, "asyncio", snapshot=False)
+        check_messages(records, "asyncio", snapshot=False)
 
 
 def test_what_differs_from_run_to_run() -> None:

@@ -85,10 +85,10 @@ def test_results_of_releases_are_saved_and_shown(tmp_path: Path) -> None:
     """The page has the table that the files make; a release is read as it was written, and newer ones come last."""
     text = releases.PAGE.read_text(encoding="utf-8")
     begin, end = document.markers("releases")
-    kept = releases.releases()
-    assert text.partition(begin)[2].partition(end)[0].strip() == releases.section(kept), "make docs"
-    assert release_plot.PLOT.read_text(encoding="utf-8") == release_plot.svg(kept), "make docs"
-    newer = [msgspec.structs.replace(kept[-1], version=version) for version in ("0.10.0", "0.9.1")]
+    stored = releases.releases()
+    assert text.partition(begin)[2].partition(end)[0].strip() == releases.section(stored), "make docs"
+    assert release_plot.PLOT.read_text(encoding="utf-8") == release_plot.svg(stored), "make docs"
+    newer = [msgspec.structs.replace(stored[-1], version=version) for version in ("0.10.0", "0.9.1")]
     for release in newer:
         release.write(tmp_path)
     assert releases.releases(tmp_path) == newer[::-1]

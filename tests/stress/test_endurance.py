@@ -82,7 +82,7 @@ def cycles(**grown: float) -> Cycles:
 
 
 @pytest.mark.parametrize(
-    ("what", "by", "said"),
+    ("what", "by", "problem"),
     [
         ("private", 6000.0, "6,000.0 bytes of resident memory more with each; 5000 is what counts as flat"),
         ("shared", 8192.0, "8,192.0 bytes of resident memory more with each; 5000 is what counts as flat"),
@@ -96,10 +96,10 @@ def cycles(**grown: float) -> Cycles:
         ("threads", 1.0, "threads grew from 502 to 10002"),
     ],
 )
-def test_what_grows_with_each_cycle_is_a_problem(what: str, by: float, said: str) -> None:
+def test_what_grows_with_each_cycle_is_a_problem(what: str, by: float, problem: str) -> None:
     """Of every kind of thing that a start may leave behind; what does not grow is none."""
     assert not of_cycles(cycles())
-    assert of_cycles(cycles(**{what: by})) == [f"{Kind.LIFE}: {said}"]
+    assert of_cycles(cycles(**{what: by})) == [f"{Kind.LIFE}: {problem}"]
 
 
 def test_flight_steps_that_pile_up_are_a_problem(report: Path) -> None:

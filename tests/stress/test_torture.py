@@ -17,7 +17,7 @@ from tests.stress.torture.command import main
 from tests.stress.torture.diary import Diary
 from tests.stress.torture.fault import Fault, description, label, load
 from tests.stress.torture.faults.killed import started
-from tests.stress.torture.journal_check import Found, settle
+from tests.stress.torture.journal_check import Found, check_accounts
 from tests.stress.torture.processes import command
 from tests.stress.torture.run import Tally, torture
 from tests.stress.torture.victim import MAIN
@@ -81,7 +81,7 @@ def test_counts_are_added_and_the_longest_times_kept() -> None:
     assert tally.good and tally.done
     outcome = tally.outcome
     assert (outcome.tried, outcome.produced, outcome.exported, outcome.dropped) == (2, 200, 181, 19)
-    assert (outcome.held_ns, outcome.shutdown_ns) == (1, 7)
+    assert (outcome.blocked_ns, outcome.shutdown_ns) == (1, 7)
 
 
 def test_a_loss_is_not_hidden_by_something_written_twice() -> None:
@@ -198,9 +198,9 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_accounts_of_a_victim_that_closed_are_exact(ended: Path) -> None:
     """All threads went on until the end and after it."""
-    outcome = settle(ended, ended / "run" / "journal", closed=True)
+    outcome = check_accounts(ended, ended / "run" / "journal", closed=True)
     assert not outcome.problems and outcome.lost == 0
-    assert outcome.held_ns > 0
+    assert outcome.blocked_ns > 0
 
 
 @pytest.mark.parametrize(("lane", "before"), [(0, -1000), (2, -1000), (MAIN - 1, -1000), (2, 1000)])
@@ -214,6 +214,6 @@ def test_a_span_that_the_journal_lacks_is_lost_if_it_ended_before_the_end(
     entered, left = diary.lane(lane)
     inside = int(((left > 0) & (left < end)).sum())
     diary.claim(lane, len(entered), end + before, end + before)
-    outcome = settle(tmp_path, ended / "run" / "journal", closed=True)
+    outcome = check_accounts(tmp_path, ended / "run" / "journal", closed=True)
     assert outcome.lost == int(before < 0)
     assert inside or lane == MAIN - 1

@@ -53,22 +53,22 @@ class Job:
         self.asked = run
         self.write(**{"start_step": "next", "run_id": run, **fields})
 
-    def said(self, rank: int) -> dict[str, Any]:
+    def finished_windows(self, rank: int) -> dict[str, Any]:
         """The windows that a rank has finished, by run id."""
         path = self.directory / f"windows-{rank}"
         lines = path.read_text().splitlines() if path.exists() else []
-        said = [each for each in map(json.loads, lines) if each["trigger"] != "signal"]
-        assert len({each["run"] for each in said}) == len(said), f"rank {rank} has recorded something twice"
-        for each in said:
+        windows = [each for each in map(json.loads, lines) if each["trigger"] != "signal"]
+        assert len({each["run"] for each in windows}) == len(windows), f"rank {rank} has recorded something twice"
+        for each in windows:
             first, last = each["steps"][0], each["steps"][-1]
             assert each["name"] == f"rank{rank}_start{first}_stop{last}_{each['run']}"
-        return {each["run"]: each for each in said}
+        return {each["run"]: each for each in windows}
 
     def stages(self, rank: int) -> dict[str, tuple[str, list[int]]]:
         """The stage and the steps of each window of a rank, by run id."""
-        return {run: (each["stage"], each["steps"]) for run, each in self.said(rank).items()}
+        return {run: (each["stage"], each["steps"]) for run, each in self.finished_windows(rank).items()}
 
-    def tell(self, what: str, ranks: Sequence[int] = ()) -> None:
+    def notify(self, what: str, ranks: Sequence[int] = ()) -> None:
         """Lets a stage begin (`go-STAGE`) or end (`end-STAGE`), on these ranks or on all; and waits until it has."""
         ranks = ranks or range(len(self.ranks))
         for rank in ranks:
@@ -88,7 +88,7 @@ class Job:
 
     def windows(self, rank: int) -> dict[str, list[int]]:
         """The steps of each."""
-        return {run: each["steps"] for run, each in self.said(rank).items()}
+        return {run: each["steps"] for run, each in self.finished_windows(rank).items()}
 
     def steps_of(self, run: str, ranks: Sequence[int] = ()) -> set[tuple[int, ...]]:
         """Waits until these ranks, or all, have a window, and gives its steps: one set of them, if all is well."""

@@ -100,11 +100,11 @@ def main(settings: RankSettings) -> None:
 
 def wait_for(settings: RankSettings, what: str, stage: str) -> None:
     """Waits until the test says so; not for the first stage, whose name is empty here."""
-    while stage and not is_said(settings, what, stage):
+    while stage and not is_notified(settings, what, stage):
         time.sleep(0.002)
 
 
-def is_said(settings: RankSettings, what: str, stage: str) -> bool:
+def is_notified(settings: RankSettings, what: str, stage: str) -> bool:
     """True if the test has set it for this stage, or that all is to end."""
     rank = settings.rank
     names = ("stop", f"stop-{rank}", f"{what}-{stage}", f"{what}-{stage}-{rank}")
@@ -138,14 +138,14 @@ def run_stage(settings: RankSettings, stage: str, steps: Steps | None, begin: in
     ):
         (directory / f"ready-{rank}").touch()
         (directory / f"begun-{stage}-{rank}").touch()
-        while not is_said(settings, "end", stage):
+        while not is_notified(settings, "end", stage):
             with stepscope.span("work"):
                 time.sleep(settings.step_ms / 1000)
             profiler.step()
             if steps is not None:
                 at = begin + profiler.step_num
                 steps.put(rank, at)
-                while steps.least() + LEAD < at and not is_said(settings, "end", stage):
+                while steps.least() + LEAD < at and not is_notified(settings, "end", stage):
                     time.sleep(0.001)
     (directory / f"ended-{stage}-{rank}").touch()
     print(json.dumps({"rank": rank, "stage": stage, "armed": [status.state for status in profiler.armed()]}))

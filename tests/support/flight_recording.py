@@ -61,8 +61,8 @@ class Profile:
         for source, seen in known.seen.items():
             parts = (known.accepted, known.outside, known.late, known.superseded)
             assert seen == sum(part.get(source, 0) for part in parts)
-        for outlet in pipeline.exporters:
-            assert outlet.ledger.offered == outlet.ledger.exported + sum(outlet.ledger.dropped.values())
+        for output in pipeline.exporters:
+            assert output.ledger.offered == output.ledger.exported + sum(output.ledger.dropped.values())
 
 
 class When:

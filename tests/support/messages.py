@@ -88,7 +88,7 @@ class refused(Generic[E]):  # noqa: N801
         return True
 
 
-def said(
+def check_messages(
     source: str | Iterable[str | logging.LogRecord | warnings.WarningMessage], *facts: object, snapshot: bool = True
 ) -> list[str]:
     """Lines or messages that have all the facts: there is one at least, and they have the wording of the snapshot.
@@ -187,7 +187,7 @@ def _looking(path: Path) -> set[str]:
         function.name
         for function in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
-        and any(isinstance(node, ast.Name) and node.id in ("refused", "said") for node in ast.walk(function))
+        and any(isinstance(node, ast.Name) and node.id in ("refused", "check_messages") for node in ast.walk(function))
     }
 
 

@@ -22,7 +22,7 @@ SETTLING = 8.0
 """Seconds of load at full scale before anything is measured: the governor has found its level by then."""
 
 HALF = 0.5
-"""Seconds of each half of an comparison, after `TURNING`, in which a window opens or closes."""
+"""Seconds of each half of a comparison, after `TURNING`, in which a window opens or closes."""
 TURNING = 0.2
 
 Step = Callable[[], object]

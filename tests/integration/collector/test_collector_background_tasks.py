@@ -17,7 +17,7 @@ from stepscope.collector.settings import CollectorSettings
 from stepscope.collector.web.live_events import LiveEvents
 from tests.support.basics import poll
 from tests.support.collecting import ask, until
-from tests.support.messages import said
+from tests.support.messages import check_messages
 from tests.system.collector.test_collector_page import quiet_page
 
 
@@ -43,7 +43,7 @@ async def test_which_have_ended_is_reported(caplog: pytest.LogCaptureFixture) ->
         wanted = {"a": "", "b": fault, "c": "it ended without an error", "d": "", "e": fault}
         await poll(lambda: {part.name: part.problem for part in parts.view()} == wanted)
     assert {part.name: part.problem for part in parts.view()} == wanted
-    assert len(said(caplog.records)) == 3
+    assert len(check_messages(caplog.records)) == 3
 
 
 async def test_everybody_sees_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

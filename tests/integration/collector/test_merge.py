@@ -42,7 +42,7 @@ from tests.support.clocks import START as CLOCK_START
 from tests.support.clocks import Network, TrueClock, round_trips
 from tests.support.journals import HandMade
 from tests.support.launch import run_to_end
-from tests.support.messages import refused, said
+from tests.support.messages import check_messages, refused
 from tests.support.ranks.streams import no_room, write_many, write_stream
 from tests.support.viewers.scene import START, Scene, device_work, make_run, make_window, training
 
@@ -88,7 +88,7 @@ def test_jobs_of_one_directory_are_distinguished(tmp_path: Path, capsys: pytest.
     add_rank(tmp_path, 0, job="two")
     add_rank(tmp_path, 1, job="")
     assert main(["merge", str(tmp_path), "--out", str(tmp_path / "x.json")]) == 1
-    said(capsys.readouterr().err, "--job", "'one', 'scene x2', 'two'")
+    check_messages(capsys.readouterr().err, "--job", "'one', 'scene x2', 'two'")
     _, report = merged(tmp_path, job="two")
     assert [member.rank for member in report.members] == [0]
     assert report.missing_ranks == "1"
@@ -402,6 +402,6 @@ def test_unknown_formats_are_refused(tmp_path: Path, capsys: pytest.CaptureFixtu
     add_rank(tmp_path, 0)
     with pytest.raises(SystemExit, match="2"):
         main(["merge", str(tmp_path), "--out", str(tmp_path / "x.unknown")])
-    said(capsys.readouterr().err, ".parquet (parquet)")
+    check_messages(capsys.readouterr().err, ".parquet (parquet)")
     with pytest.raises(SystemExit, match="2"):
         main(["merge", str(tmp_path), "--out", "x.json", "--steps", "9-2"])

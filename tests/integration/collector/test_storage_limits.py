@@ -32,7 +32,7 @@ from stepscope.runtime.loop_threads.ending_tasks import end_tasks
 from tests.support.basics import at_once, poll
 from tests.support.collecting import collecting, trained
 from tests.support.collectors import answer, connected
-from tests.support.messages import said
+from tests.support.messages import check_messages
 from tests.support.streams import frames, frames_header, hello
 from tests.support.window_streams import END, Frame, encoded, run_of, stored, windows
 
@@ -55,7 +55,7 @@ def events_in(path: Path) -> Counter[int]:
     return found
 
 
-def taken(directory: Path) -> int:
+def used_bytes(directory: Path) -> int:
     """Bytes on disk of a directory's content, as du counts them."""
     return sum(
         os.lstat(Path(at, name)).st_blocks * 512 for at, below, files in os.walk(directory) for name in below + files
@@ -79,9 +79,9 @@ def test_everything_counts_that_a_collector_writes(tmp_path: Path) -> None:
         (directory / "downloads" / "one").mkdir(parents=True)
         (directory / "downloads" / "one" / "x").write_bytes(os.urandom(MIB))
         collector.stop()
-    assert disk_use(directory).total == taken(directory) > MIB
+    assert disk_use(directory).total == used_bytes(directory) > MIB
     (directory / "of somebody else").write_bytes(os.urandom(MIB))
-    assert disk_use(directory).total == taken(directory) - MIB
+    assert disk_use(directory).total == used_bytes(directory) - MIB
 
 
 async def test_a_stream_that_is_connected_is_not_deleted(store: Store) -> None:
@@ -208,7 +208,7 @@ def test_a_stream_that_cannot_be_looked_at_does_not_keep_a_collector_from_starti
         again, streams = Store(CollectorSettings(directory=store.directory)), Streams(8)
         StartupRecovery(again, streams).look()
     assert again.bytes == good.stat().st_size and list(streams.unread) == [ONE]
-    said(caplog.records, bad, "Input/output error")
+    check_messages(caplog.records, bad, "Input/output error")
 
 
 def test_a_file_that_cannot_be_read_costs_itself(store: Store) -> None:

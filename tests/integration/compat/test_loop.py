@@ -25,7 +25,7 @@ from stepscope.runtime.events.record import Kind
 from tests.support.arming import SOCKET, arm_here, say_in_environment
 from tests.support.basics import ROOT
 from tests.support.frameworks import Runs, steps
-from tests.support.messages import refused, said
+from tests.support.messages import check_messages, refused
 
 
 def settings_of(tmp_path: Path, **given: Any) -> LoopSettings:
@@ -120,7 +120,7 @@ def test_hooks_never_raise(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> 
     for number in range(MAX_ERRORS + 3):
         hooks.hook(number)
     assert [str(error) for error in hooks.errors] == [f"number {number}" for number in range(MAX_ERRORS)]
-    said(caplog.records, "x", "ValueError: number 0")
+    check_messages(caplog.records, "x", "ValueError: number 0")
     with refused(ExceptionGroup, "x", f"{MAX_ERRORS + 3} errors"):
         hooks.raise_errors()
 

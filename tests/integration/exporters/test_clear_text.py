@@ -21,7 +21,7 @@ from stepscope.runtime.errors import OutputError
 from tests.support.basics import poll, require
 from tests.support.collectors import collecting, journals
 from tests.support.commands import stepscope
-from tests.support.messages import refused, said
+from tests.support.messages import check_messages, refused
 
 QUICK = sc.exporters.LinkSettings(timeout=2.0, first_delay=0.01, longest_delay=0.05)
 
@@ -50,7 +50,7 @@ def test_commands_refuse_another_machine_without_tls(tmp_path: Path, capsys: pyt
         ("deliver", str(tmp_path)),
     ):
         assert main([*command, "--url", "ws://other-host:7788"]) == 1, command
-        said(capsys.readouterr().err, "--insecure")
+        check_messages(capsys.readouterr().err, "--insecure")
 
 
 def test_commands_refuse_nats_on_another_machine_without_tls(
@@ -65,7 +65,7 @@ def test_commands_refuse_nats_on_another_machine_without_tls(
         ("collect", "--dir", str(tmp_path / "c"), "--port", "0", "--from", "nats://other-host"),
     ):
         assert main([*command]) == 1, command
-        said(capsys.readouterr().err, "--nats-insecure")
+        check_messages(capsys.readouterr().err, "--nats-insecure")
 
 
 def test_the_line_for_training_scripts_can_be_used() -> None:

@@ -37,7 +37,7 @@ from tests.support.basics import poll
 from tests.support.collectors import collecting, free_port, journals
 from tests.support.collectors import spans as spans_of
 from tests.support.commands import python
-from tests.support.messages import said
+from tests.support.messages import check_messages
 from tests.support.streams import hello
 
 QUICK = LinkSettings(first_delay=0.01, longest_delay=0.05)
@@ -158,7 +158,7 @@ async def test_a_wrong_token_is_reported_and_the_command_asks_for_one(tmp_path: 
         for token in ("token='wrong'", "token=None"):
             program = PROGRAM.replace('token=Path("token")', token).replace("a run", token)
             done = await asyncio.to_thread(python, "-c", program, running.port, cwd=tmp_path)
-            said(done.stderr, "401", "token=")
+            check_messages(done.stderr, "401", "token=")
             assert re.search(r"send that with: .* --token-file FILE$", done.stdout, re.MULTILINE), done.stdout
 
 

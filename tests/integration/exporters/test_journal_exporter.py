@@ -214,27 +214,27 @@ async def test_metadata_added_later_is_not_lost_by_a_crash(tmp_path: Path) -> No
 async def test_a_slow_disk_holds_up_the_journal_only(tmp_path: Path) -> None:
     """While the kernel does not take the bytes, everything else goes on: here it is this loop that lets it take them."""
     place = tmp_path / "journal"
-    outlet = ExporterWorker(JournalExporter(place), run_in(tmp_path), 1 << 26)
-    outlet.start()
+    worker = ExporterWorker(JournalExporter(place), run_in(tmp_path), 1 << 26)
+    worker.start()
     await poll(place.exists)
-    await outlet.drained()
+    await worker.drained()
     descriptor = next(int(name) for name in os.listdir("/proc/self/fd") if _target(name) == str(place.resolve()))
     read_end, write_end = os.pipe()
     os.set_blocking(read_end, False)
     # A pipe takes the place of the file: a write of more than it holds waits until somebody reads.
     os.dup2(write_end, descriptor)
     os.close(write_end)
-    outlet.offer(scattered(batch_of(spans(["x"] * 20_000))))
-    outlet.finish()
+    worker.offer(scattered(batch_of(spans(["x"] * 20_000))))
+    worker.finish()
     taken = 0
     with anyio.fail_after(30):
-        while not outlet.ended:
+        while not worker.ended:
             await anyio.sleep(0.001)
             with contextlib.suppress(BlockingIOError):
                 taken += len(os.read(read_end, 1 << 16))
     taken += len(os.read(read_end, 1 << 16))  # the rest in the pipe
     assert taken > 4 * (1 << 16)
-    assert ledger_of(outlet).exported == 20_000
+    assert ledger_of(worker).exported == 20_000
     os.close(read_end)
 
 

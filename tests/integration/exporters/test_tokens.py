@@ -17,7 +17,7 @@ from stepscope.exporters.stream.address import Address
 from stepscope.exporters.stream.exporter import CollectorExporter
 from tests.support.collecting import ask, collecting
 from tests.support.commands import stepscope
-from tests.support.messages import refused, said
+from tests.support.messages import check_messages, refused
 
 TOKEN = "a-token-of-this-test"
 
@@ -41,7 +41,7 @@ def test_a_secret_that_others_can_read_is_a_warning(
         assert [record.getMessage() for record in caplog.records] == ([text] if what else [])
         secret.chmod(0o666)
         read_secret(secret)
-    assert said(caplog.records, "0666") and TOKEN not in caplog.text
+    assert check_messages(caplog.records, "0666") and TOKEN not in caplog.text
 
 
 def test_a_file_without_a_secret_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -55,7 +55,7 @@ def test_a_file_without_a_secret_is_refused(tmp_path: Path, capsys: pytest.Captu
         ("arm", "--url", "ws://localhost:1", "--steps", "1"),
     ):
         assert main([*map(str, command), "--token-file", str(empty)]) == 1, command
-        said(capsys.readouterr().err, empty)
+        check_messages(capsys.readouterr().err, empty)
     assert not (tmp_path / "c").exists()
 
 
@@ -80,7 +80,7 @@ def test_an_environment_with_nothing_in_it_is_no_token(
     """As where the command failed that should have put it there: who does so wants one."""
     monkeypatch.setenv("STEPSCOPE_TOKEN", text)
     assert main(["collect", "--dir", str(tmp_path / "c")]) == 1
-    said(capsys.readouterr().err, "STEPSCOPE_TOKEN")
+    check_messages(capsys.readouterr().err, "STEPSCOPE_TOKEN")
     assert not (tmp_path / "c").exists()
 
 
@@ -108,7 +108,7 @@ def test_what_a_delivery_lacks_is_reported_once(tmp_path: Path) -> None:
     assert refused.stderr.count("token missing or wrong") == 1 == len(refused.stderr.splitlines()), refused.stderr
     away = stepscope("deliver", journal, "--url", collector.url, "--timeout", "2", cwd=tmp_path)
     assert away.returncode == 1 and away.stderr.count("ConnectionRefusedError") == 1, away.stderr
-    said(away.stderr, "2 s")
+    check_messages(away.stderr, "2 s")
 
 
 def test_a_collector_says_that_nobody_is_asked_for_a_token(tmp_path: Path) -> None:

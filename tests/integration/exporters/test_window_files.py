@@ -18,7 +18,7 @@ from stepscope.runtime.windows.window import Window
 from tests.support import pftrace
 from tests.support.basics import require
 from tests.support.chrome_traces import events_of
-from tests.support.messages import refused, said
+from tests.support.messages import check_messages, refused
 
 NAME = "Lauf 日本 é"
 
@@ -127,7 +127,7 @@ def test_a_full_disk_leaves_nothing(
     leave(small_disk, 65_536)
     arguments = [str(run), *(["--out"] if command == "merge" else []), str(target)]
     assert main([command, *arguments]) == 1
-    said(capsys.readouterr().err, "No space left on device")
+    check_messages(capsys.readouterr().err, "No space left on device")
     assert sorted(path.name for path in small_disk.iterdir()) == sorted(["ballast", name])
     assert target.read_text() == "from before"
 
@@ -138,7 +138,7 @@ def test_what_is_no_file_is_refused(tmp_path: Path, capsys: pytest.CaptureFixtur
     link = tmp_path / "link.json"
     link.symlink_to(tmp_path / "elsewhere.json")
     assert main(["convert", str(tmp_path / "run"), str(link)]) == 1
-    said(capsys.readouterr().err, "link")
+    check_messages(capsys.readouterr().err, "link")
     assert link.is_symlink() and not (tmp_path / "elsewhere.json").exists()
     (tmp_path / "directory.json").mkdir()
     with refused(OutputError, "directory.json"), staged(tmp_path / "directory.json"):
@@ -204,7 +204,7 @@ def test_an_empty_journal_is_reported_as_empty(tmp_path: Path, capsys: pytest.Ca
     """It converts, with a word."""
     (tmp_path / "journal").write_bytes(b"")
     assert main(["convert", str(tmp_path / "journal"), str(tmp_path / "trace.json")]) == 0
-    said(capsys.readouterr().err, tmp_path / "journal")
+    check_messages(capsys.readouterr().err, tmp_path / "journal")
 
 
 def test_merge_says_what_it_wrote_and_what_it_lacks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -63,7 +63,7 @@ class Diary:
         return Lane(self._numbers, number)
 
     @property
-    def held_ns(self) -> int:
+    def blocked_ns(self) -> int:
         """The longest call of the runtime on the training thread."""
         return self._numbers[_HELD]
 

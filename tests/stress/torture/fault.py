@@ -21,7 +21,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """Events found in what was written, recovered ones included, each once."""
     dropped: int = 0
     """Events missing there that some account names, with a reason."""
-    held_ns: int = 0
+    blocked_ns: int = 0
     """Longest time that the training thread was blocked by a call of ours."""
     shutdown_ns: int = 0
     """Longest close, exit or recovery."""
@@ -39,7 +39,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
             produced=self.produced + other.produced,
             exported=self.exported + other.exported,
             dropped=self.dropped + other.dropped,
-            held_ns=max(self.held_ns, other.held_ns),
+            blocked_ns=max(self.blocked_ns, other.blocked_ns),
             shutdown_ns=max(self.shutdown_ns, other.shutdown_ns),
             problems=self.problems + other.problems,
         )
@@ -58,7 +58,7 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
     """In the full run."""
     short: int = 1
     """In the short run, which is part of the tests."""
-    most_held_ns: int = 500_000_000
+    most_blocked_ns: int = 500_000_000
     """The training thread must not be blocked longer by a call of ours; far more than any takes, on a machine that is busy."""
     alone: bool = False
     """Whether no other fault is tried meanwhile: deadlines are judged closely, or the machine is loaded."""

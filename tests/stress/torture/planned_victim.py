@@ -2,7 +2,7 @@
 
     python -m tests.stress.torture.planned_victim DIRECTORY NUMBER PORT
 
-It notes in DIRECTORY/diary what it has done, in DIRECTORY/workers which processes it has forked, and in DIRECTORY/said what it
+It notes in DIRECTORY/diary what it has done, in DIRECTORY/workers which processes it has forked, and in DIRECTORY/report what it
 knows of itself if it closes in order. PORT is that of a server for exporters that connect.
 """
 
@@ -155,7 +155,7 @@ def main(place: Path, number: int, port: int) -> None:
         if plan.ending.own == "close":
             began = time.monotonic_ns()
             traced.close()
-            (place / "said").write_bytes(msgspec.json.encode(report_of(plan, traced, time.monotonic_ns() - began)))
+            (place / "report").write_bytes(msgspec.json.encode(report_of(plan, traced, time.monotonic_ns() - began)))
 
 
 if __name__ == "__main__":

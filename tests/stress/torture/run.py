@@ -41,15 +41,15 @@ class Tally:
         self.missing = answer.missing
         self.outcome += msgspec.structs.replace(outcome, problems=())
         self.lost += max(outcome.lost, 0)
-        said = list(outcome.problems)
+        problems = list(outcome.problems)
         if outcome.lost > 0:
-            said.insert(0, f"{outcome.lost:,} events lost without a count")
+            problems.insert(0, f"{outcome.lost:,} events lost without a count")
         if outcome.lost < 0:
-            said.insert(0, f"{-outcome.lost:,} events written twice, or counted as dropped and written")
-        if outcome.held_ns > self.fault.most_held_ns:
-            said.append(f"the training thread was blocked for {outcome.held_ns / 1e9:.2f} s")
-        self.hung |= any(problem.startswith("hung") for problem in said)
-        self.problems += [f"trial {number}: {problem}" for problem in said]
+            problems.insert(0, f"{-outcome.lost:,} events written twice, or counted as dropped and written")
+        if outcome.blocked_ns > self.fault.most_blocked_ns:
+            problems.append(f"the training thread was blocked for {outcome.blocked_ns / 1e9:.2f} s")
+        self.hung |= any(problem.startswith("hung") for problem in problems)
+        self.problems += [f"trial {number}: {problem}" for problem in problems]
 
     @property
     def done(self) -> bool:

@@ -26,7 +26,7 @@ def cells(tally: Tally) -> tuple[str, ...]:
         f"{outcome.exported:,}",
         f"{outcome.dropped:,}",
         f"{tally.lost:,}",
-        _time(outcome.held_ns),
+        _time(outcome.blocked_ns),
         _time(outcome.shutdown_ns),
     )
 
@@ -54,17 +54,17 @@ def markdown(tallies: Sequence[Tally]) -> str:
 
 def remarks(tallies: Sequence[Tally]) -> list[str]:
     """The problems, trials that were cut short, and faults that could not be tried, which the table does not show."""
-    said: list[str] = []
+    lines: list[str] = []
     for tally in tallies:
         name = f"{tally.fault.family}/{tally.fault.name}"
-        said += [f"{name}, {problem}" for problem in tally.problems]
+        lines += [f"{name}, {problem}" for problem in tally.problems]
         if tally.hung and tally.attempts < tally.wanted:
-            said.append(f"{name}: not tried again after it hung")
+            lines.append(f"{name}: not tried again after it hung")
         if tally.cut_short:
-            said.append(f"{name}: {tally.attempts} of {tally.wanted} trials, the time was up")
+            lines.append(f"{name}: {tally.attempts} of {tally.wanted} trials, the time was up")
         if tally.missing:
-            said.append(f"{name}: not tried, {tally.missing}")
-    return said
+            lines.append(f"{name}: not tried, {tally.missing}")
+    return lines
 
 
 def _line(row: Sequence[str], widths: Sequence[int]) -> str:

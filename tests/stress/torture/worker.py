@@ -103,4 +103,4 @@ class Worker:
     def _last_words(self) -> str:
         self._errors.seek(0)
         lines = self._errors.read().decode(errors="replace").strip().splitlines()
-        return lines[-1] if lines else "nothing was said"
+        return lines[-1] if lines else "no output"

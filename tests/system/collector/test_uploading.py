@@ -25,7 +25,7 @@ from tests.integration.collector.test_merge import syncs_of
 from tests.support.basics import poll
 from tests.support.collecting import ask, collecting, trained, until
 from tests.support.collectors import answer, connected
-from tests.support.messages import refused, said
+from tests.support.messages import check_messages, refused
 from tests.support.object_stores import HangingStore, Stream, contents, following
 from tests.support.streams import STREAM, frames_header, hello
 from tests.support.window_streams import END, Frame, encoded, run_of, windows
@@ -281,18 +281,18 @@ def test_what_cannot_be_restored(job: Path, tmp_path: Path, capsys: pytest.Captu
     """Where nothing is; and not into the files of a collector that runs."""
     remote = tmp_path / "remote"
     assert main(["upload", "--restore", str(tmp_path / "back"), f"file://{remote}"]) == 1
-    said(capsys.readouterr().err, "stepscope upload", "URL")
+    check_messages(capsys.readouterr().err, "stepscope upload", "URL")
     assert not (tmp_path / "back").exists()
     assert main(["upload", str(job), f"file://{remote}"]) == 0
     with collecting(tmp_path / "back"):
         assert main(["upload", "--restore", str(tmp_path / "back"), f"file://{remote}"]) == 1
-        said(capsys.readouterr().err, "stepscope upload", "/back")
+        check_messages(capsys.readouterr().err, "stepscope upload", "/back")
     assert not list(tmp_path.glob("back/streams/*/journal"))
 
 
 def test_what_cannot_be_uploaded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["upload", str(tmp_path), f"file://{tmp_path / 'remote'}"]) == 1
-    said(capsys.readouterr().err, tmp_path, "streams")
+    check_messages(capsys.readouterr().err, tmp_path, "streams")
 
 
 @pytest.mark.parametrize(

@@ -101,7 +101,7 @@ async def stopped(exporter: NatsExporter) -> None:
     await end_tasks(task)
 
 
-def taken(directory: Path, url: str, *options: str) -> None:
+def check_access(directory: Path, url: str, *options: str) -> None:
     """Takes the stream with the command, with these options."""
     with collecting(directory, "--from", url, *options) as collector:
         until(lambda: any(spans_whole(path) for path in journals(directory)))
@@ -117,7 +117,7 @@ def test_tls_with_certificates_of_both(start: Start, certificates: Certificates,
     access = NatsAccess(ca=certificates.ca, certificate=certificates.client)
     asyncio.run(sent(server.url, access, tmp_path / "run"))
     url = server.url.replace("nats:", "tls:")
-    taken(
+    check_access(
         tmp_path / "collected", url, "--nats-ca", str(certificates.ca), "--nats-certificate", str(certificates.client)
     )
 
@@ -159,13 +159,13 @@ async def test_a_server_without_tls_gets_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "text"),
     [
         ("", "user.creds is empty"),
         ("-----BEGIN NATS USER JWT-----\n", "user.creds holds no"),
     ],
 )
-async def test_files_that_hold_no_secret(content: str, said: str, start: Start, tmp_path: Path) -> None:
+async def test_files_that_hold_no_secret(content: str, text: str, start: Start, tmp_path: Path) -> None:
     """That is reported, with the file's name, and the loop goes on."""
     require("nkeys")
     server = start(Operator().configuration())
@@ -173,7 +173,7 @@ async def test_files_that_hold_no_secret(content: str, said: str, start: Start, 
     exporter = NatsExporter(server.url, access=NatsAccess(credentials=credentials), settings=QUICK)
     file(credentials, content)
     await exporter.open(run_in(tmp_path / "run"))
-    await poll(lambda: (found := exporter.statistics()) and said in found.last_error)
+    await poll(lambda: (found := exporter.statistics()) and text in found.last_error)
     await stopped(exporter)
 
 

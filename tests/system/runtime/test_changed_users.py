@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.support.launch import run_to_end
-from tests.support.messages import said
+from tests.support.messages import check_messages
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can change its user")
 
@@ -65,7 +65,7 @@ def test_a_worker_that_changes_its_user(tmp_path: Path, before: int) -> None:
     assert told["dropped"] == told["without_ring"] == 100 and told["produced"] == before + 20_101
     assert "100 of them by threads without a ring (it changed its user after it had joined" in told["report"]
     assert told["audit"] == []
-    assert len(said(done.stderr, "user 65534")) == 1
+    assert len(check_messages(done.stderr, "user 65534")) == 1
 
 
 SERVER = """
@@ -104,5 +104,5 @@ def test_a_process_that_changes_its_user(tmp_path: Path) -> None:
     told: dict[str, Any] = json.loads(done.stdout)
     assert told["exported"] >= 100_110 and not told["dropped"] and told["audit"] == []
     (left,) = (tmp_path / "session").iterdir()
-    said(done.stderr, left, "Permission denied")
+    check_messages(done.stderr, left, "Permission denied")
     assert "could not be closed" not in done.stderr

@@ -14,7 +14,7 @@ from stepscope.cli.programs.child_processes import command_for_ranks
 from tests.support import commands
 from tests.support.basics import require
 from tests.support.launch import launched
-from tests.support.messages import said
+from tests.support.messages import check_messages
 
 PIPES: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
 RANK = "import stepscope\nwith stepscope.span('work'): pass\n"
@@ -160,7 +160,7 @@ def test_a_launcher_that_is_no_script(tmp_path: Path) -> None:
     """Its name is no file: the right form is reported with the error."""
     ended = commands.stepscope("run", "mpirun", "-n", "2", "python", "train.py", cwd=tmp_path)
     assert ended.returncode == 2
-    said(ended.stderr.splitlines()[-1], "mpirun ... stepscope run [options] train.py")
+    check_messages(ended.stderr.splitlines()[-1], "mpirun ... stepscope run [options] train.py")
 
 
 def test_ranks_of_which_nobody_asked_for_a_window(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from tests.support.chrome_traces import events_of
 from tests.support.collectors import collecting, journals, spans
 from tests.support.commands import python, stepscope
 from tests.support.launch import launched
-from tests.support.messages import said
+from tests.support.messages import check_messages
 
 TRAINING = """
 import torch
@@ -319,7 +319,7 @@ def test_an_answer_that_nobody_takes_changes_no_exit_code(tmp_path: Path) -> Non
     """The program has closed standard output."""
     done = traced(tmp_path, "import sys\nsys.stdout.close()\nsys.exit(3)", "--json")
     assert done.returncode == 3
-    said(done.stderr.splitlines()[-1], "standard output")
+    check_messages(done.stderr.splitlines()[-1], "standard output")
 
 
 def test_exporters_are_chosen(tmp_path: Path) -> None:
@@ -580,7 +580,7 @@ def test_a_duration_without_steps(tmp_path: Path) -> None:
     """Recording ends when the time is over, and the program goes on."""
     done = traced(tmp_path, WHILE_IT_RECORDS, "--no-torch", "--duration", "0.5")
     assert (done.returncode, done.stdout) == (0, "goes on\n"), done.stderr
-    said(done.stderr.splitlines()[0], "0.5 s", "run")
+    check_messages(done.stderr.splitlines()[0], "0.5 s", "run")
     trace = tmp_path / "run" / "trace.json"
     assert complete(trace, "during") and not complete(trace, "after")
 
@@ -675,7 +675,7 @@ def test_the_last_steps_for_a_time(tmp_path: Path) -> None:
     """With `--keep-last` recording ends after `--duration`, too, and nothing is saved."""
     done = traced(tmp_path, WHILE_IT_RECORDS, "--no-torch", "--keep-last", "3", "--duration", "0.5")
     assert (done.returncode, done.stdout) == (0, "goes on\n"), done.stderr
-    said(done.stderr.splitlines()[0], "0.5 s", "run")
+    check_messages(done.stderr.splitlines()[0], "0.5 s", "run")
 
 
 async def test_a_run_goes_to_a_collector(tmp_path: Path) -> None:
@@ -690,7 +690,7 @@ async def test_a_run_goes_to_a_collector(tmp_path: Path) -> None:
     assert spans(journal)["work"] == 1
     done = stepscope("run", "--collector", "127.0.0.1:7788", "p.py", cwd=tmp_path)
     assert done.returncode == 2
-    said(done.stderr.splitlines()[-1], "--collector", "did you mean 'ws://127.0.0.1:7788'?")
+    check_messages(done.stderr.splitlines()[-1], "--collector", "did you mean 'ws://127.0.0.1:7788'?")
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from stepscope.cli.main import main
 from stepscope.cli.showing.view import TraceServer
 from tests.support.basics import perfetto_ui, require
 from tests.support.launch import launched
-from tests.support.messages import said
+from tests.support.messages import check_messages
 from tests.support.viewers.perfetto import ask
 
 NAMES = "select name from slice where name like 'work%' order by ts"
@@ -177,7 +177,7 @@ def test_what_cannot_be_shown(
         assert main(["view", *arguments]) == code
     except SystemExit as end:
         assert end.code == code
-    said(capsys.readouterr().err.splitlines()[-1], *facts)
+    check_messages(capsys.readouterr().err.splitlines()[-1], *facts)
 
 
 def test_a_port_in_use(tmp_path: Path) -> None:

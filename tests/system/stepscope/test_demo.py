@@ -13,7 +13,7 @@ import pytest
 from stepscope.runtime.control.entry_points.environment import SIGNALS_VARIABLE
 from tests.support.basics import ROOT, require
 from tests.support.commands import python, stepscope
-from tests.support.messages import said
+from tests.support.messages import check_messages
 from tests.support.viewers.perfetto import PROBLEMS, query
 from tests.support.viewers.tensorboard import average_step, load_run, operators
 
@@ -101,7 +101,7 @@ def test_a_second_demo_keeps_the_first(demo: Demo) -> None:
     before = sorted(demo.directory.rglob("*"))
     done = stepscope("demo", "--out", demo.directory, cwd=demo.directory)
     assert done.returncode == 1
-    said(done.stderr, "--out")
+    check_messages(done.stderr, "--out")
     assert sorted(demo.directory.rglob("*")) == before
 
 

@@ -87,7 +87,7 @@ def sync(sent: int, theirs: int, trip: int, clock: str = "a") -> ClockSync:
     return ClockSync(sent=sent, arrived=theirs, answered=theirs, returned=sent + trip, clock=clock)
 
 
-def told(stream: Stream) -> dict[str, Any]:
+def view_of(stream: Stream) -> dict[str, Any]:
     """The view of a stream, without its rates."""
     streams = Streams(8)
     streams.add(stream)
@@ -125,7 +125,7 @@ async def test_live_and_read_again_are_the_same(tmp_path: Path) -> None:
             await task
             # An exporter that did not hear the confirmation sends again what is there.
             stream.add_frames(frames[-2:], 0, len(frames))
-        assert {**told(stream), "restoring": False} == told(whole), cut
+        assert {**view_of(stream), "restoring": False} == view_of(whole), cut
         assert stream.bytes == path.stat().st_size
         assert dict(stream.dropped) == {"recorder/overflow": 20}
 
@@ -271,7 +271,7 @@ def test_any_frames_are_taken(frames: list[tuple[int, int, bytes]]) -> None:
     stream = Stream("a" * 32, run_of())
     stream.add_frames(frames, 100, len(frames))
     assert stream.next == len(frames)
-    assert told(stream)["id"] == "job-0"
+    assert view_of(stream)["id"] == "job-0"
 
 
 class CountedStream(Stream):

@@ -28,7 +28,7 @@ from stepscope.mindspore import (
     tensorboard_trace_handler,
 )
 from tests.support.basics import ROOT
-from tests.support.messages import refused, said
+from tests.support.messages import check_messages, refused
 
 BOOLEANS = [name for name, kind in ProfilerOptions.__annotations__.items() if kind == "bool"]
 
@@ -63,7 +63,7 @@ def test_a_bool_must_be_one(name: str, value: Any) -> None:
 def test_unknown_options_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     """An option that does not exist has no effect, and the log names the nearest that does; warnings may be errors."""
     assert read(profile_memry=True) == read()
-    said(caplog.records, "'profile_memry'", "'profile_memory'")
+    check_messages(caplog.records, "'profile_memry'", "'profile_memory'")
 
 
 @pytest.mark.checklist("B9", "C4", "C5", "C12", "C13", "C14")
@@ -286,6 +286,6 @@ def test_the_environment_may_say_where(
     assert not caplog.records
     given = Profiler(start_profile=False, output_path=tmp_path / "given")
     assert given.options.output_path == os.fspath(tmp_path / "given")
-    said(caplog.records, "MS_DIAGNOSTIC_DATA_PATH")
+    check_messages(caplog.records, "MS_DIAGNOSTIC_DATA_PATH")
     monkeypatch.delenv("MS_DIAGNOSTIC_DATA_PATH")
     assert Profiler(start_profile=False).options.output_path == str(Path("data").absolute())

@@ -29,7 +29,7 @@ from stepscope.mindspore import (
     tensorboard_trace_handler,
 )
 from tests.support import mindspore_output as output
-from tests.support.messages import refused, said
+from tests.support.messages import check_messages, refused
 
 
 @pytest.mark.checklist("B1", "B5", "C1", "C7", "C25")
@@ -181,14 +181,14 @@ def test_steps_that_were_not_recorded(tmp_path: Path, caplog: pytest.LogCaptureF
     caplog.clear()
     assert profiler.analyse(step_list=[7], mode="async") is None
     analysis_thread.wait(60)
-    said(caplog.records, "step_list", "7", "5")
+    check_messages(caplog.records, "step_list", "7", "5")
 
 
 @pytest.mark.checklist("C20", "F12")
 def test_the_steps_to_analyse_are_no_option(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The message says where they belong instead."""
     Profiler(output_path=tmp_path, start_profile=False, step_list=[1])
-    said(caplog.records, "step_list", "analyse()")
+    check_messages(caplog.records, "step_list", "analyse()")
 
 
 @pytest.mark.checklist("A5", "C20", "F13")

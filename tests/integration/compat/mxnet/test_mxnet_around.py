@@ -21,7 +21,7 @@ from tests.support import nvml, nvtx_receiver
 from tests.support.arming import SOCKET, arm_here, say_in_environment
 from tests.support.basics import require
 from tests.support.launch import run_to_end
-from tests.support.messages import refused, said
+from tests.support.messages import check_messages, refused
 from tests.support.mxnets import begin, load, run, slices, statistics
 
 
@@ -82,15 +82,15 @@ def test_former_names(here: Path) -> None:
     """They work, and warn."""
     with pytest.warns(UserWarning) as caught:
         mxnet.profiler_set_config("all", "old.json")
-    said(caught, "profiler_set_config()", "set_config()")
+    check_messages(caught, "profiler_set_config()", "set_config()")
     with pytest.warns(UserWarning) as caught:
         mxnet.profiler_set_state("run")
-    said(caught, "profiler_set_state()", "set_state()")
+    check_messages(caught, "profiler_set_state()", "set_state()")
     with mxnet.Event("old"):
         pass
     with pytest.warns(UserWarning) as caught:
         mxnet.dump_profile()
-    said(caught, "dump_profile()", "dump()")
+    check_messages(caught, "dump_profile()", "dump()")
     assert slices(load("old.json"), "old")
     with pytest.warns(UserWarning), refused(mxnet.MXNetValueError, "mode", "symbolik", "'symbolic'?"):
         mxnet.profiler_set_config("symbolik")

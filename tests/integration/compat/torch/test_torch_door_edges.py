@@ -16,7 +16,7 @@ import pytest
 import stepscope as sc
 import stepscope.torch as ours
 from stepscope.runtime.errors import BackendError, ProfilerStateError
-from tests.support.messages import refused, said
+from tests.support.messages import check_messages, refused
 from tests.support.operators import cpu, network, torch
 
 ONCE = {"wait": 1, "warmup": 1, "active": 1, "repeat": 2}
@@ -185,7 +185,7 @@ def test_shapes_inside_of_a_live_profile_are_refused_aloud() -> None:
         inner = ours.profile(activities=cpu(), record_shapes=True)
         with pytest.warns(UserWarning) as caught:
             inner.start()
-        said(caught, "record_shapes", "mode='kineto'")
+        check_messages(caught, "record_shapes", "mode='kineto'")
         assert [warning.filename for warning in caught] == [__file__]
         torch.ones(2).tanh()
         inner.stop()
@@ -320,7 +320,7 @@ def test_a_profile_without_steps_logs_a_warning(caplog: pytest.LogCaptureFixture
         with ours.profile(activities=cpu(), schedule=ours.schedule(wait=wait, warmup=0, active=1)):
             torch.ones(2)
         if wait:
-            said(caplog.records, "step()", "step 0", "each iteration")
+            check_messages(caplog.records, "step()", "step 0", "each iteration")
         else:
             assert not caplog.records
 

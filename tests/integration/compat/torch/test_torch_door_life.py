@@ -20,7 +20,7 @@ import stepscope.torch as ours
 from stepscope.compat.torch.activities import ProfilerActivity as OwnActivity
 from stepscope.runtime.errors import ControlError, OutputError, ProfilerStateError
 from tests.support.arming import SOCKET, arm_here, say_in_environment
-from tests.support.messages import refused, said
+from tests.support.messages import check_messages, refused
 from tests.support.operators import cpu, torch
 
 WORK = -1
@@ -163,18 +163,18 @@ def test_devices_that_are_not_there() -> None:
     cuda = torch.profiler.ProfilerActivity.CUDA
     with pytest.warns(UserWarning) as caught:
         prof = ours.profile(activities=[*cpu(), cuda])
-    said(caught, "activities", "CUDA")
+    check_messages(caught, "activities", "CUDA")
     assert [warning.filename for warning in caught] == [__file__]
     assert prof.activities == set(cpu()) and prof.use_device is None
     with refused(ValueError, "CUDA"):
         ours.profile(activities=[cuda])
     with pytest.warns(UserWarning) as caught, pytest.warns(FutureWarning) as deprecated:
         ours.profile(use_cuda=True)
-    said(caught, "CUDA")
-    said(deprecated, "use_cuda")
+    check_messages(caught, "CUDA")
+    check_messages(deprecated, "use_cuda")
     with pytest.warns(FutureWarning) as deprecated:
         assert ours.profile(use_cuda=False).activities == set(cpu())
-    said(deprecated, "use_cuda")
+    check_messages(deprecated, "use_cuda")
     with pytest.warns(FutureWarning), refused(ValueError, "use_cuda=False", "ProfilerActivity.CPU"):
         ours.profile(activities=[cuda], use_cuda=False)
     # Our own members are as good, and so is a choice of kinds.
@@ -197,7 +197,7 @@ def test_toggling(mode: Any, caplog: pytest.LogCaptureFixture) -> None:
         thread.start()
         thread.join()
         torch.ones(2).tanh()
-    said(caplog.records)
+    check_messages(caplog.records)
     assert tanh(prof) == 3 and "aten::sigmoid" not in {row.key for row in prof.key_averages()}
 
 

@@ -216,14 +216,14 @@ def test_a_class_that_keeps_its_attributes() -> None:
         def __setattr__(cls, name: str, value: object) -> None:
             raise TypeError("fixed")
 
-    class Kept(metaclass=Fixed):
+    class Unchangeable(metaclass=Fixed):
         def method(self) -> int:
             return 1
 
-    with sc.instrument(Kept) as made:
+    with sc.instrument(Unchangeable) as made:
         assert not made.names
         (reason,) = made.refused.values()
-        assert reason == "it cannot be replaced: fixed" and Kept().method() == 1
+        assert reason == "it cannot be replaced: fixed" and Unchangeable().method() == 1
 
 
 def test_a_model_and_its_layers() -> None:
@@ -233,25 +233,25 @@ def test_a_model_and_its_layers() -> None:
 
     torch.manual_seed(0)  # with other weights the result may be the same without the first layer
     model = nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.ReLU(), nn.Linear(4, 2)))
-    given = torch.ones(3, 4)
-    expected, state = model(given), dict(model.state_dict())
+    batch = torch.ones(3, 4)
+    expected, state = model(batch), dict(model.state_dict())
     with sc.instrument(model) as made, recording() as log:
-        assert torch.equal(model(given), expected)
+        assert torch.equal(model(batch), expected)
         assert inspect.signature(model[0].forward) == inspect.signature(nn.Linear(1, 1).forward)
         assert sc.instrument(model).names == ()
         assert model.state_dict().keys() == state.keys()
         copied = copy.deepcopy(model)
         with torch.no_grad():
             copied[0].weight.zero_()
-        assert torch.equal(model(given), expected) and not torch.equal(copied(given), expected)
+        assert torch.equal(model(batch), expected) and not torch.equal(copied(batch), expected)
         loaded = pickle.loads(pickle.dumps(model))
-        assert torch.equal(loaded(given), expected)
+        assert torch.equal(loaded(batch), expected)
     assert made.names == tuple(f"Sequential{path}.forward" for path in ("", ".0", ".1", ".1.0", ".1.1"))
     found = [row.name for row in log.spans]
     assert found[:5] == [f"Sequential.{path}forward" for path in ("0.", "1.0.", "1.1.", "1.", "")]
     assert len(found) == 20
     assert not any("forward" in vars(layer) for layer in model.modules())
-    assert torch.equal(model(given), expected)
+    assert torch.equal(model(batch), expected)
     with sc.instrument(model, include="1.*", exclude="*.0") as made:
         assert made.names == ("Sequential.1.1.forward",)
 

@@ -20,7 +20,7 @@ from stepscope.runtime.schedule.schedule import always, never
 from stepscope.runtime.steps.window_follower import WindowFollower
 from stepscope.runtime.windows.window import ARMED
 from tests.support.armed_loop import QUICK, facts, numbers, running, work
-from tests.support.messages import refused, said
+from tests.support.messages import check_messages, refused
 
 
 @pytest.mark.checklist("A1", "A2", "A28", "A31", "A32")
@@ -116,7 +116,7 @@ def test_an_extended_window_moves_those_behind_it_at_once(output_dir: Path, capl
         work(profiler, 2)
         with caplog.at_level(logging.WARNING, logger="stepscope"):
             assert profiler.extend(4)
-        said(caplog.records, "extended over another one", "will be missed")
+        check_messages(caplog.records, "extended over another one", "will be missed")
         assert [(status.run_id, status.first, status.last) for status in profiler.armed()] == [
             ("a", 1, 7),
             ("c", 7, 7),

@@ -24,7 +24,7 @@ from stepscope.runtime.session.system import parent_of
 from tests.support.basics import ROOT
 from tests.support.launch import launched, run_to_end
 from tests.support.background_loop import QUICK, looping, wait
-from tests.support.messages import refused, said
+from tests.support.messages import check_messages, refused
 
 # over the socket
 
@@ -147,7 +147,7 @@ def test_the_command_line_and_a_process(tmp_path: Path, capsys: pytest.CaptureFi
         assert json.loads(capsys.readouterr().out)[0]["armed"]["run_id"] == "x"
         assert process.communicate(timeout=60)[0] == "[2]\n"
     assert main(["arm", "--pid", pid, "--steps", "2"]) == 1
-    said(capsys.readouterr().err, f"process {pid}")
+    check_messages(capsys.readouterr().err, f"process {pid}")
 
 
 @pytest.mark.parametrize(
@@ -193,7 +193,7 @@ def test_who_can_be_asked_is_listed(tmp_path: Path, capsys: pytest.CaptureFixtur
         assert main(["arm", "--list"]) == 0
         assert f"pid {pid}: prog, step " in capsys.readouterr().out
         assert main(["arm", "--pid", str(process.pid), "--steps", "2"]) == 1
-        said(capsys.readouterr().err, f": {pid}", snapshot=False)  # others may be named, too
+        check_messages(capsys.readouterr().err, f": {pid}", snapshot=False)  # others may be named, too
         with stepscope.trace(output_dir=tmp_path, options=QUICK):
             assert main(["arm", "--pid", str(os.getpid()), "--steps", "2"]) == 1
             assert "needs trace(control=Control(socket=True)) or STEPSCOPE_OPTIONS; " in (

@@ -37,8 +37,8 @@ def check(running: Job, run: str, stage: str, ranks: tuple[int, ...] = (0, 1, 2)
 def go_on(running: Job, before: str, stage: str, first: tuple[int, ...] = (1,)) -> None:
     """Has all ranks begin the next stage, some of them before the others have ended the last one."""
     for ranks in (first, [rank for rank in range(len(running.ranks)) if rank not in first]):
-        running.tell(f"end-{before}", ranks)
-        running.tell(f"go-{stage}", ranks)
+        running.notify(f"end-{before}", ranks)
+        running.notify(f"go-{stage}", ranks)
 
 
 @pytest.mark.checklist("A33", "A34", "F6", "F10")
@@ -60,12 +60,12 @@ def test_what_is_asked_for_in_another_stage(tmp_path: Path) -> None:
         go_on(running, "fit", "validate", (0,))
         check(running, "later", "validate")
 
-        running.tell("end-validate")
+        running.notify("end-validate")
         running.ask("between", steps=2)
         for process in running.processes.values():
             process.send_signal(signal.SIGUSR2)
-        running.tell("go-test", [1, 2])
-        running.tell("go-test", [0])
+        running.notify("go-test", [1, 2])
+        running.notify("go-test", [0])
         check(running, "between", "test")
 
         running.ask("far", start_step=3000, steps=2)
@@ -90,12 +90,12 @@ def test_a_rank_has_one_stage_more(tmp_path: Path, behind: bool) -> None:
     with job(tmp_path, rank_settings(tmp_path, RANKS, stages=stages, patience=[4.0] * RANKS)) as running:
         running.ask("fit", steps=2)
         check(running, "fit", "fit")
-        running.tell("end-fit")
-        running.tell("go-own", [0])
+        running.notify("end-fit")
+        running.notify("go-own", [0])
         if behind:
-            running.tell("go-validate", others)
-        running.tell("end-own", [0])
-        running.tell("go-validate", [0] if behind else ())
+            running.notify("go-validate", others)
+        running.notify("end-own", [0])
+        running.notify("go-validate", [0] if behind else ())
         running.ask("all", steps=2)
         check(running, "all", "validate")
         running.ask("again", steps=2)

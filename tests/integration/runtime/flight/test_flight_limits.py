@@ -251,7 +251,7 @@ def test_a_save_is_larger_than_the_queues(output_dir: Path) -> None:
         assert profiler.flush(timeout=60)
         pipeline = profiler.statistics().pipeline
     assert pipeline is not None
-    (ledger,) = [outlet.ledger for outlet in pipeline.exporters if outlet.name == "slow"]
+    (ledger,) = [output.ledger for output in pipeline.exporters if output.name == "slow"]
     assert not ledger.dropped and ledger.exported == slow.events >= 90_000
 
 

@@ -50,7 +50,7 @@ class Flight:
         assert result.returncode == -how, result.stderr
         return self
 
-    def kept(self) -> list[Path]:
+    def step_files(self) -> list[Path]:
         """Files of the stored steps."""
         return sorted(self.session.glob("*/kept-*"))
 
@@ -152,7 +152,7 @@ def test_damaged_files_of_what_was_kept(tmp_path: Path) -> None:
     flight = Flight(tmp_path).of(
         'step(200, lambda: [sc.instant("x") for _ in range(40)]); assert profiler.flush(50); die()'
     )
-    (path, *_) = flight.kept()
+    (path, *_) = flight.step_files()
     data = path.read_bytes()
     (tmp_path / "elsewhere").write_bytes(data)
 
@@ -224,7 +224,7 @@ def test_session_of_two_profilers(tmp_path: Path) -> None:
 def test_removed_with_the_session(tmp_path: Path) -> None:
     """`--remove-session` deletes the stored steps as well."""
     flight = Flight(tmp_path).of("step(20); assert profiler.flush(50); die()")
-    assert flight.kept()
+    assert flight.step_files()
     recover(flight.run, remove_session=True)
     assert not list(flight.session.iterdir())
 
@@ -239,7 +239,7 @@ def test_nothing_is_left_after_a_normal_end(tmp_path: Path) -> None:
         profiler.close(), die()
         """
     )
-    assert not flight.kept()
+    assert not flight.step_files()
     assert list(flight.session.glob("*/strings"))
 
 

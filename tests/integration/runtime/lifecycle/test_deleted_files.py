@@ -33,7 +33,7 @@ def files_below(place: Path) -> list[Path]:
     return sorted(path for path in place.rglob("*") if path.is_file())
 
 
-def outlet(profiler: sc.Profiler, number: int = 0) -> ExporterStatistics:
+def exporter_statistics(profiler: sc.Profiler, number: int = 0) -> ExporterStatistics:
     """The accounts of one exporter; the journal of the run is the first, if there is one."""
     pipeline = profiler.statistics().pipeline
     assert pipeline is not None
@@ -55,7 +55,7 @@ def test_a_deleted_file_is_lost_and_counted(tmp_path: Path, name: str, what: str
                 pass
         profiler.step()
         assert profiler.flush()
-        assert outlet(profiler).ledger.exported >= 50
+        assert exporter_statistics(profiler).ledger.exported >= 50
         for path in files_below(place):
             path.unlink()
         if what == "directory":
@@ -65,7 +65,7 @@ def test_a_deleted_file_is_lost_and_counted(tmp_path: Path, name: str, what: str
                 pass
             profiler.step()
         assert profiler.flush()
-    said = outlet(profiler)
+    said = exporter_statistics(profiler)
     assert said.ledger.exported == said.ledger.in_flight == 0
     assert said.ledger.dropped["deleted"] >= 50
     assert said.ledger.offered == sum(said.ledger.dropped.values())
@@ -89,7 +89,7 @@ def test_a_moved_file_is_written_on(tmp_path: Path) -> None:
         (tmp_path / "t.journal").rename(tmp_path / "moved.journal")
         with sc.span("after"):
             pass
-    assert not outlet(profiler).ledger.dropped
+    assert not exporter_statistics(profiler).ledger.dropped
     found = names(tmp_path / "moved.journal")
     assert found["before"] == found["after"] == 1 and not (tmp_path / "t.journal").exists()
     profiler.raise_errors()

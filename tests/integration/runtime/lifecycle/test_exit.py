@@ -12,7 +12,7 @@ import pytest
 from tests.support.collecting import until
 from tests.support.killed_programs import names, windows
 from tests.support.launch import STRICT, Server, run_to_end
-from tests.support.messages import said
+from tests.support.messages import check_messages
 
 
 def run(
@@ -100,7 +100,7 @@ threading.Thread(target=look).start()
     )
     done = run(script, tmp_path)
     assert done.stdout == "True False"
-    said(done.stderr, "Thread-1 (look)")
+    check_messages(done.stderr, "Thread-1 (look)")
 
 
 def test_an_interrupted_wait_for_a_thread_still_delivers(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.messages import said
+from tests.support.messages import check_messages
 
 
 def run(directory: Path, program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -95,7 +95,7 @@ def test_workers_find_a_later_session(places: list[str], expected: list[str], tm
     done = run(tmp_path, MOVED, *(str(tmp_path / place) if place else "" for place in places))
     assert done.stdout.splitlines() == expected, done.stderr
     if expected[-1] == "3 0":
-        said(done.stderr, "stepscope.join", "Options.session_dir")
+        check_messages(done.stderr, "stepscope.join", "Options.session_dir")
     else:
         assert "cannot join" not in done.stderr
 

@@ -152,7 +152,7 @@ def marked(journal: Path) -> list[str]:
     return [row[2] for row in events_of(journal) if row[-2] == Kind.INSTANT]
 
 
-def kept(profiler: sc.Profiler) -> list[Exception]:
+def stored_errors(profiler: sc.Profiler) -> list[Exception]:
     """The errors that a profiler has stored."""
     with pytest.raises(ExceptionGroup) as caught:
         profiler.raise_errors()
@@ -175,7 +175,7 @@ def test_malformed_data(loop: None, tmp_path: Path) -> None:
     for name, profiler in bad.items():
         profiler.close()
         expected = TriggerError if name.startswith("found") else BackendError
-        errors = kept(profiler)
+        errors = stored_errors(profiler)
         assert {type(error) for error in errors} == {expected}, name
         assert any("failed" in note for note in profiler.diagnostics()), name
         assert not profiler.audit(), name

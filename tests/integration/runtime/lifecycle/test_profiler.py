@@ -18,7 +18,7 @@ from stepscope.exporters.memory import MemoryExporter
 from stepscope.runtime import _core
 from stepscope.runtime.errors import ProfilerStateError
 from stepscope.runtime.events.record import Flag, Kind
-from tests.support.messages import refused, said
+from tests.support.messages import check_messages, refused
 
 
 def names_of(exporter: MemoryExporter, window: int | None = None, kind: Kind = Kind.SPAN) -> list[str]:
@@ -160,7 +160,7 @@ def test_calls_that_do_not_fit_the_state(output_dir: Path, caplog: pytest.LogCap
     profiler.step()
     profiler.step()
     assert profiler.statistics().steps_ignored == 2
-    assert len(said(caplog.records, "step()")) == 1
+    assert len(check_messages(caplog.records, "step()")) == 1
     profiler.close()
     profiler.close()
     with refused(ProfilerStateError, "start()", "stepscope"):

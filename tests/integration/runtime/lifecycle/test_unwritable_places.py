@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.support.basics import ROOT, missing
-from tests.support.messages import said
+from tests.support.messages import check_messages
 
 FIELD = ROOT / "tests" / "support" / "programs"
 STEPSCOPE = [sys.executable, "-P", "-m", "stepscope"]
@@ -54,7 +54,7 @@ def test_a_working_directory_that_cannot_be_written(read_only: Path, tmp_path: P
     runs = temporary / f"stepscope_runs-{os.geteuid()}"
     assert f"RUN {runs}/stepscope-" in ended.stdout
     assert runs.stat().st_mode & 0o777 == 0o700
-    assert len(said(ended.stderr, "output_dir")) == 1
+    assert len(check_messages(ended.stderr, "output_dir")) == 1
     assert not list(read_only.iterdir())
 
 
@@ -77,7 +77,7 @@ def test_a_planted_directory_is_not_used(read_only: Path, tmp_path: Path) -> Non
     program = "import stepscope as sc\nm = sc.exporters.MemoryExporter()\nwith sc.trace(exporters=[m]) as p, sc.span('x'): pass\nprint(len(m.batches))"
     ended = run(unprivileged([sys.executable, "-c", program]), read_only, TMPDIR=str(tmp_path))
     assert ended.returncode == 0 and int(ended.stdout) > 0, ended.stderr
-    said(ended.stderr, "stepscope_runs/")
+    check_messages(ended.stderr, "stepscope_runs/")
     assert {path.name for path in tmp_path.iterdir()} == {"read-only", planted.name}
 
 
@@ -90,7 +90,7 @@ def test_the_command(read_only: Path, tmp_path: Path) -> None:
     (written,) = (tmp_path / f"stepscope_runs-{os.geteuid()}").glob("program-*/trace.json")
     assert b"work" in written.read_bytes() and str(written.parent) in ended.stderr
     ended = run([*command[:-2], "--out", "named", command[-1]], read_only)
-    assert ended.returncode == 1 and "worked" not in ended.stdout and said(ended.stderr, "output_dir")
+    assert ended.returncode == 1 and "worked" not in ended.stdout and check_messages(ended.stderr, "output_dir")
 
 
 def test_a_working_directory_that_is_missing(tmp_path: Path) -> None:

@@ -235,9 +235,9 @@ HOSTILE = (
 )
 
 
-def test_absurd_rings_cost_nothing(left_behind: Path, tmp_path: Path) -> None:
+def test_absurd_rings_cost_nothing(killed_session: Path, tmp_path: Path) -> None:
     """Memory and time are bounded for any header of a ring, and the other files are used."""
-    crashes = [Crash.copy(left_behind, tmp_path / str(number)) for number in range(len(HOSTILE))]
+    crashes = [Crash.copy(killed_session, tmp_path / str(number)) for number in range(len(HOSTILE))]
     for crash, fields in zip(crashes, HOSTILE, strict=True):
         ring = crash.directory() / "ring-00000"
         os.truncate(ring, 1 << 41)

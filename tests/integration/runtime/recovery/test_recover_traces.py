@@ -19,7 +19,7 @@ from stepscope.runtime.session.note import notes_in, replace_note
 from tests.support import pftrace
 from tests.support.killed_programs import Crash
 from tests.support.launch import run_to_end
-from tests.support.messages import said
+from tests.support.messages import check_messages
 
 KILLED = """
 import os, signal, sys, time
@@ -191,7 +191,7 @@ def test_one_trace(killed: Path, capsys: pytest.CaptureFixture[str]) -> None:
     errors = capsys.readouterr().err
     assert "Perfetto opens it as it is" in errors and "stepscope recover ../run" in errors
     assert main(["recover", str(killed / "trace.json")]) == 1
-    said(capsys.readouterr().err, "stepscope recover RUN")
+    check_messages(capsys.readouterr().err, "stepscope recover RUN")
     (killed / "random.json").write_bytes(os.urandom(1 << 20))
     assert main(["recover", str(killed / "random.json")]) == 1
     assert (killed / "random.json").stat().st_size == 1 << 20 and (killed / "trace.json").read_bytes() == before

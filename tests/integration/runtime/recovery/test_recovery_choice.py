@@ -24,7 +24,7 @@ from stepscope.runtime.session.system import process_identity
 from tests.support.basics import ROOT
 from tests.support.killed_programs import Crash, names
 from tests.support.launch import run_to_end
-from tests.support.messages import said
+from tests.support.messages import check_messages
 
 DEAD = SessionNote(directory="/nowhere", pid=7, start_time=1)
 """A note of a process that has ended."""
@@ -92,7 +92,7 @@ def test_two_profilers_of_one_process(crash: Crash, capsys: pytest.CaptureFixtur
     `stepscope convert DIR` nor by recovery."""
     crash.of(TWO)
     assert main(["convert", str(crash.run), str(crash.run / "trace.json")]) == 0
-    said(capsys.readouterr().err, "run/journal", "journal-2")
+    check_messages(capsys.readouterr().err, "run/journal", "journal-2")
     recovery = crash.recover()
     assert recovery.source == crash.run / "journal" and recovery.events
     found = names(recovery.journal)

@@ -28,7 +28,7 @@ from stepscope.runtime.session.note import SessionNote, new_note, read_note
 from stepscope.runtime.session.system import process_identity
 from tests.support.killed_programs import names
 from tests.support.launch import run_to_end
-from tests.support.messages import refused, said
+from tests.support.messages import check_messages, refused
 
 START = """
 import os, signal, sys
@@ -52,17 +52,17 @@ def start(run: Path, session: Path, end: str = "os.kill(os.getpid(), signal.SIGK
 class Left:
     """Copies of a killed run, each with a session of its own in one place."""
 
-    def __init__(self, place: Path, left_behind: Path) -> None:
+    def __init__(self, place: Path, killed_session: Path) -> None:
         self.sessions = place / "sessions"
         self.sessions.mkdir()
         self._place = place
-        self._left_behind = left_behind
+        self._killed_session = killed_session
 
     def run(self, name: str, age: float) -> tuple[Path, Path]:
         """A run whose session was written to so many seconds ago: its directory, and that of the session."""
         run = self._place / name
-        shutil.copytree(self._left_behind / "run", run)
-        (old,) = (self._left_behind / "session").iterdir()
+        shutil.copytree(self._killed_session / "run", run)
+        (old,) = (self._killed_session / "session").iterdir()
         session = self.sessions / f"stepscope-{name}"
         shutil.copytree(old, session)
         note = json.loads((run / "session").read_text())
@@ -75,9 +75,9 @@ class Left:
 
 
 @pytest.fixture
-def left(tmp_path: Path, left_behind: Path) -> Left:
+def left(tmp_path: Path, killed_session: Path) -> Left:
     """Killed runs."""
-    return Left(tmp_path, left_behind)
+    return Left(tmp_path, killed_session)
 
 
 def test_many_ranks_that_are_killed_and_start_again(tmp_path: Path) -> None:
@@ -164,7 +164,7 @@ def test_no_room(
     monkeypatch.setattr(sweeping, "FREE_SHARE", 2.0)
     sweep(left.sessions, 0.0)
     assert not session.exists()
-    said(caplog.records, run, snapshot=False)  # how many events it had is the machine's
+    check_messages(caplog.records, run, snapshot=False)  # how many events it had is the machine's
     note = read_note(run / "session", [])
     assert note is not None and note.swept is not None and note.swept.events > 80
     assert main(["recover", str(run)]) == 3

@@ -15,7 +15,7 @@ from stepscope.runtime.events import strings, tracks
 from stepscope.runtime.events.record import Flag, Kind
 from stepscope.runtime.recovery.recover import Recovery, recover
 from tests.support.killed_programs import batches
-from tests.support.process_trees import START, Family, pair
+from tests.support.process_trees import START, ProcessTree, pair
 from tests.support.launch import launched
 
 PROGRAM = """
@@ -110,7 +110,7 @@ def found(recovery: Recovery) -> tuple[dict[str, list[int]], dict[str, list[str]
 
 def test_a_worker_that_had_ended_before(tmp_path: Path) -> None:
     """Events that were delivered already are not there twice, its open spans included."""
-    Family(tmp_path).of(
+    ProcessTree(tmp_path).of(
         """
     def work():
         sc.join("worker")
@@ -131,6 +131,6 @@ def test_a_worker_that_had_ended_before(tmp_path: Path) -> None:
         code=-signal.SIGKILL,
     )
     recovery = recover(tmp_path / "run", remove_session=True)
-    family = Family(tmp_path)
-    assert family.spans(recovery.journal.name) == {("worker", "done"): 50, ("worker", "inside"): 50}
-    assert family.spans(recovery.journal.name, still_open=True) == {("worker", "outer"): 1}
+    process_tree = ProcessTree(tmp_path)
+    assert process_tree.spans(recovery.journal.name) == {("worker", "done"): 50, ("worker", "inside"): 50}
+    assert process_tree.spans(recovery.journal.name, still_open=True) == {("worker", "outer"): 1}

@@ -104,10 +104,10 @@ def test_a_header_that_contradicts_itself(member: Path, tmp_path: Path, field: i
     directory = fresh(member, tmp_path)
     put(directory / "ring-00000", field, value)
     worker = attach(directory)
-    taken = sum(len(events) for events, _ in worker.drain(LATER))
+    drained = sum(len(events) for events, _ in worker.drain(LATER))
     about = worker.statistics("recording")
-    assert taken == about.drained + (1 if about.dropped else 0) <= 2 * COUNT
-    assert taken == 0 or about.broken == 0
+    assert drained == about.drained + (1 if about.dropped else 0) <= 2 * COUNT
+    assert drained == 0 or about.broken == 0
     assert worker.drain(LATER) == [] or not about.broken
 
 
@@ -170,16 +170,16 @@ def test_nobody_has_to_close_it(member: Path, tmp_path: Path) -> None:
     """Descriptors stay open no longer than they are read."""
     directory = fresh(member, tmp_path)
 
-    def held() -> list[str]:
-        kept = [os.readlink(path) for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
-        return [path for path in kept if Path(path).is_relative_to(directory)]
+    def open_files() -> list[str]:
+        links = [os.readlink(path) for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
+        return [path for path in links if Path(path).is_relative_to(directory)]
 
     worker = attach(directory)
     worker.drain(LATER)
-    assert held()
+    assert open_files()
     del worker
     gc.collect()
-    assert held() == []
+    assert open_files() == []
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=150)
@@ -207,14 +207,14 @@ def test_damage(member: Path, tmp_path: Path, acts: list[tuple[str, int, bytes]]
     if cut is not None:
         os.truncate(directory / acts[0][0], cut) if acts[0][0] != "stacks" else None
     blocks += worker.drain(LATER)
-    taken = 0
+    count = 0
     for events, heap in blocks:
         assert (events["ts"] >= 0).all() and (events["dur"] >= 0).all()
         for row in rows_of(events, heap):
             assert row.kind is not Kind.STEP
-            taken += row.kind is not Kind.GAP
+            count += row.kind is not Kind.GAP
     about = worker.statistics("recording")
-    assert about.drained == taken
+    assert about.drained == count
     assert about.produced == about.drained + about.dropped + about.waiting
     rows_of(worker.open_spans(_core.now()), b"")
     assert strings.text(0) == ""

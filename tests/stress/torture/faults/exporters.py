@@ -61,30 +61,30 @@ def trial(
     ended = time.monotonic_ns()
     if done.returncode or not done.stdout:
         return Outcome(problems=(f"the program ended with {done.returncode}: {done.stderr[-500:]}",))
-    said: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    leaving = ended - said["ending"]
+    report: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    leaving = ended - report["ending"]
     problems: list[str] = []
-    if max(leaving, said["closing"]) > (seconds + SLACK) * 1e9:
-        problems.append(f"closing took {said['closing'] / 1e9:.2f} s and the exit {leaving / 1e9:.2f} s")
+    if max(leaving, report["closing"]) > (seconds + SLACK) * 1e9:
+        problems.append(f"closing took {report['closing'] / 1e9:.2f} s and the exit {leaving / 1e9:.2f} s")
     spans = faulty_exporter_loop.STEPS * faulty_exporter_loop.SPANS
     problems += [
-        f"{output} has {said[output]} of {spans} spans"
+        f"{output} has {report[output]} of {spans} spans"
         for output in ("journal", "chrome", "memory")
-        if said[output] != spans
+        if report[output] != spans
     ]
-    problems += [f"{name} still has {row[3]} events in flight" for name, row in said["ledger"].items() if row[3]]
+    problems += [f"{name} still has {row[3]} events in flight" for name, row in report["ledger"].items() if row[3]]
     problems += written
-    if said["longest"] > LONGEST:
-        problems.append(f"a traceback of {said['longest']} entries is kept")
+    if report["longest"] > LONGEST:
+        problems.append(f"a traceback of {report['longest']} entries is stored")
     if how != "slow":
-        problems += [f"no error names {name}" for name, told in said["told"].items() if not told]
-    rows = said["ledger"].values()
+        problems += [f"no error names {name}" for name, named in report["named"].items() if not named]
+    rows = report["ledger"].values()
     return Outcome(
         produced=sum(row[0] for row in rows),
         exported=sum(row[1] for row in rows),
         dropped=sum(sum(row[2].values()) for row in rows),
-        held_ns=said["held"],
-        shutdown_ns=max(leaving, said["closing"]),
+        blocked_ns=report["blocked"],
+        shutdown_ns=max(leaving, report["closing"]),
         problems=tuple(problems),
     )
 

@@ -165,7 +165,7 @@ def _inline(instants: Any) -> bool:
 def _decoded(batch: EventBatch) -> list[int]:
     rows = batch.events[batch.events["kind"] == int(Kind.INSTANT)]
     found = [_core.decode_arguments(batch.args, int(row["args_at"]), int(row["args_len"])) for row in rows]
-    return [int(given["number"]) for given in found if "number" in given]
+    return [int(arguments["number"]) for arguments in found if "number" in arguments]
 
 
 def _damaged(windows: Path) -> list[str]:
@@ -222,7 +222,7 @@ class _Recording:
 
     def __init__(self, directory: Path, *exporters: Any, options: sc.Options | None = None, **settings: Any) -> None:
         self.memory = sc.exporters.MemoryExporter()
-        self.held = self.shutdown = 0
+        self.blocked = self.shutdown = 0
         self.directory = directory / "run"
         settings = {"steps": STEPS, "cooldown": 0.0, "keep_newest": 3, "keep_slowest": 1, **settings}
         self.profiler = sc.trace(
@@ -236,7 +236,7 @@ class _Recording:
         """Calls one of ours on this, the training, thread."""
         began = clock.now()
         function()
-        self.held = max(self.held, clock.now() - began)
+        self.blocked = max(self.blocked, clock.now() - began)
 
     def close(self) -> None:
         """Closes the profiler."""
@@ -258,7 +258,7 @@ class _Recording:
             produced=sum(count for source, count in known.seen.items() if source != "steps"),
             exported=accepted,
             dropped=dropped,
-            held_ns=self.held,
+            blocked_ns=self.blocked,
             shutdown_ns=self.shutdown,
             problems=tuple(found),
         )
@@ -361,15 +361,15 @@ def _discards(fail: Callable[[], Any], directory: Path, seed: int) -> Outcome:
     recording.close()
     pipeline = recording.profiler.statistics().pipeline
     assert pipeline is not None
-    outlet = next(output for output in pipeline.exporters if output.name == bad.name)
+    statistics = next(output for output in pipeline.exporters if output.name == bad.name)
     hangs = fail is _hang
     problems = [] if recording.shutdown < 1.5e9 else [f"closing took {recording.shutdown / 1e9:.1f} s of 1"]
-    if not bad.asked or (outlet.errors != bad.asked and not hangs) or not outlet.first_error:
-        problems.append(f"asked {bad.asked} times, {outlet.errors} errors are known: {outlet.first_error!r}")
-    if len(bad) != outlet.ledger.exported or (outlet.ledger.dropped and not hangs):
-        problems.append(f"it has {len(bad)} events, its account is {outlet.ledger}")
-    if len(recording.memory) != outlet.ledger.offered:
-        problems.append(f"the other exporter has {len(recording.memory)} of {outlet.ledger.offered} events")
+    if not bad.asked or (statistics.errors != bad.asked and not hangs) or not statistics.first_error:
+        problems.append(f"asked {bad.asked} times, {statistics.errors} errors are known: {statistics.first_error!r}")
+    if len(bad) != statistics.ledger.exported or (statistics.ledger.dropped and not hangs):
+        problems.append(f"it has {len(bad)} events, its account is {statistics.ledger}")
+    if len(recording.memory) != statistics.ledger.offered:
+        problems.append(f"the other exporter has {len(recording.memory)} of {statistics.ledger.offered} events")
     return recording.outcome(*problems)
 
 

@@ -15,7 +15,7 @@ from stepscope.mindspore import DynamicProfilerArgs
 from stepscope.runtime.control.request_history import RequestHistory
 from stepscope.runtime.control.request_router import RequestRouter
 from stepscope.runtime.steps.window_follower import WindowFollower
-from tests.support.messages import said
+from tests.support.messages import check_messages
 
 Windows = list[tuple[int, int, str]]
 
@@ -81,7 +81,7 @@ def test_steps_that_are_passed_over(caplog: pytest.LogCaptureFixture) -> None:
     loop.follow(asked(6, 9))
     assert loop.windows.begin(5) is None
     assert loop.windows.begin(9) is None
-    said(caplog.records, "steps 6-9: missed: the loop went to step 9 without passing step 6")
+    check_messages(caplog.records, "steps 6-9: missed: the loop went to step 9 without passing step 6")
     assert loop.windows.begin(10) is None
     clipping = Loop("clip")
     clipping.follow(asked(6, 9))

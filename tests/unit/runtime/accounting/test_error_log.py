@@ -16,11 +16,11 @@ from tests.support.exceptions import length
 TIMES = 50
 
 
-class Held:
+class LocalObject:
     """A local variable of the frame that raises: a batch, say."""
 
 
-class Told(Exception):
+class SlowText(Exception):
     """Counts how often it is asked what it says."""
 
     asked = 0
@@ -64,13 +64,13 @@ def as_member(error: Exception) -> None:
 
 def raised_again(
     keeper: ErrorLog[Exception], error: Exception, how: Callable[[Exception], None]
-) -> weakref.WeakSet[Held]:
+) -> weakref.WeakSet[LocalObject]:
     """Raises it many times and stores it, each time in a frame with an object; returns the objects that are alive."""
-    alive: weakref.WeakSet[Held] = weakref.WeakSet()
+    alive: weakref.WeakSet[LocalObject] = weakref.WeakSet()
 
     def call() -> None:
-        held = Held()
-        alive.add(held)
+        local = LocalObject()
+        alive.add(local)
         how(error)
 
     for _ in range(TIMES):
@@ -90,26 +90,26 @@ def test_what_is_raised_again_does_not_grow(how: Callable[[Exception], None]) ->
     alive = raised_again(keeper, error, how)
     assert keeper.count == TIMES and len(keeper.retained) == (1 if how is itself else MAX_RETAINED)
     assert len(alive) <= len(keeper.retained) and 1 <= length(error) <= 3
-    assert all(1 <= length(kept) <= 4 for kept in keeper.errors)
+    assert all(1 <= length(error) <= 4 for error in keeper.errors)
     full: ErrorLog[Exception] = ErrorLog(contexts=True)
     for number in range(MAX_RETAINED):
         full.record("open", OSError(number))
-    told = Told()
-    assert not raised_again(full, told, how)
+    slow = SlowText()
+    assert not raised_again(full, slow, how)
     assert full.count == MAX_RETAINED + TIMES and len(full.retained) == MAX_RETAINED
-    assert length(told) == 0 and told.asked == 0
+    assert length(slow) == 0 and slow.asked == 0
     assert full.first == "open(): OSError: 0"
 
 
 def test_what_it_says_is_asked_once() -> None:
     """When it is stored, on the thread that stores it: it may take long. The text is bounded, and there is one note."""
     keeper: ErrorLog[Exception] = ErrorLog(contexts=True)
-    error = Told()
+    error = SlowText()
     for _ in range(3):
         keeper.record("export", error, "exporter 'bad'")
     ((retained, text),) = keeper.retained
     assert retained is error and error.asked == 1 and keeper.count == 3
-    assert text == f"Told: {'x' * (MAX_TEXT - 6)}... ({MAX_TEXT + 11:,} characters)"
+    assert text == f"SlowText: {'x' * (MAX_TEXT - 6)}... ({MAX_TEXT + 11:,} characters)"
     assert keeper.first == f"export(): {text}"
     assert error.__notes__ == ["raised by exporter 'bad' in export()"]
 

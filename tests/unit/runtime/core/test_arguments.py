@@ -43,7 +43,7 @@ def depth_of(value: Any) -> int:
     return 1 + max(map(depth_of, inner.values() if isinstance(value, dict) else inner), default=0)
 
 
-def kept(value: Any) -> Any:
+def recorded_value(value: Any) -> Any:
     """The value as it comes back."""
     heap = _core.encode_arguments({"value": value})
     return _core.decode_arguments(heap, 0, len(heap))["value"]
@@ -72,9 +72,9 @@ def test_values_come_back(arguments: dict[str, Any]) -> None:
 def test_lists_and_dicts_come_back(value: Any) -> None:
     """Up to four levels; what is deeper is named by type and size."""
     if depth_of(value) <= 4:
-        assert kept(value) == (finite(value) if isinstance(value, list | dict) else value)
+        assert recorded_value(value) == (finite(value) if isinstance(value, list | dict) else value)
     else:
-        assert kept(value) == f"<{type(value).__name__} of {len(value)}>"
+        assert recorded_value(value) == f"<{type(value).__name__} of {len(value)}>"
 
 
 class Size(NamedTuple):
@@ -109,9 +109,9 @@ SPECIAL: list[tuple[Any, Any]] = [
 @pytest.mark.parametrize(("value", "wanted"), SPECIAL, ids=lambda value: ascii(value)[:30])
 def test_special_values(value: Any, wanted: Any) -> None:
     """A value that is not plain is recorded as the nearest one, or named by its type; an int beyond 64 bits as its digits."""
-    result = kept(value)
+    result = recorded_value(value)
     assert (result, type(result)) == (wanted, type(wanted))
-    assert math.isnan(kept(math.nan))
+    assert math.isnan(recorded_value(math.nan))
 
 
 def test_large_numbers_run_no_code_and_are_counted_when_cut() -> None:
@@ -124,9 +124,9 @@ def test_large_numbers_run_no_code_and_are_counted_when_cut() -> None:
         __str__ = __index__ = __repr__  # type: ignore[assignment]
 
     before = _core.counts()["values_cut"]
-    assert kept(Named(1 << 70)) == str(1 << 70)
+    assert recorded_value(Named(1 << 70)) == str(1 << 70)
     assert _core.counts()["values_cut"] == before
-    assert kept(10**5000) == "<int>"
+    assert recorded_value(10**5000) == "<int>"
     assert _core.counts()["values_cut"] == before + 1
 
 

@@ -53,7 +53,7 @@ class Run:
         """A trigger has fired."""
         return self.windows.save(at, at_once, self.now)
 
-    def settle(self, open_spans: Block | None = None, *, close: bool = True) -> Run:
+    def advance(self, open_spans: Block | None = None, *, close: bool = True) -> Run:
         """Gives windows what they wait for, closes those that are ready, lets go."""
         while (more := self.windows.deliver()) is not None:
             self.batches += more
@@ -93,11 +93,11 @@ def test_late_device() -> None:
     run.windows.add_source("device")
     run.until(5 * STEP)
     run.save(5 * STEP - 1)
-    run.settle()
+    run.advance()
     assert not run.closed
     run.until(6 * STEP, device=instant_block(450, 550))
     run.windows.watermark("device", 6 * STEP)
-    run.settle()
+    run.advance()
     assert run.events(0, source="device")["ts"].tolist() == [450]
     run.until(7 * STEP, device=instant_block(460))
     list(run.windows.end_retention())
@@ -116,7 +116,7 @@ def test_pause_lies_in_the_window() -> None:
     run.until(5 * STEP, instant_block(340, 360, 380))
     assert run.windows.ended_steps(500).numbers.tolist() == [4]
     run.save(5 * STEP - 1)
-    run.settle()
+    run.advance()
     assert run.events(0, Kind.INSTANT)["ts"].tolist() == [340, 380]
     (gap,) = run.events(0, Kind.GAP, source=STEPS)
     assert (gap["ts"], gap["dur"]) == (350, 20)
@@ -133,7 +133,7 @@ def test_losses_are_counted_in_the_window_of_their_time() -> None:
     run.windows.source_dropped("device", "source", 5, 460)
     run.save(6 * STEP - 1)
     run.windows.watermark("device", 700)
-    run.settle()
+    run.advance()
     ledger = run.closed[0].ledger()
     assert ledger["device"].dropped == {"source": 9}
     assert ledger[RECORDER].dropped == {"overflow": 11} and ledger[RECORDER].balanced()
@@ -150,7 +150,7 @@ def test_a_burst_of_steps() -> None:
     run.windows.watermark(RECORDER, 200_000)
     assert len(run.windows.ended_steps(200_000)) == 100_000
     run.save(100 + 50_000)
-    run.settle()
+    run.advance()
     assert run.steps(0) == list(range(49_992, 50_002))
     assert len(run.windows.steps) < 100
     run.check_accounts()
@@ -164,7 +164,7 @@ def test_blocks_are_let_go_while_a_window_waits_for_them() -> None:
     for round_ in range(2, 40):
         run.batches += run.windows.route(RECORDER, instant_block(*range(round_ * 1000, round_ * 1000 + 900)), b"")
     assert run.windows.retention.statistics().discarded_early > 0
-    run.settle()
+    run.advance()
     assert run.events(window.index, Kind.INSTANT)["ts"].tolist() == list(range(10, 50))
     run.check_accounts()
 
@@ -190,7 +190,7 @@ def test_damaged_files_are_counted(tmp_path: Path) -> None:
     for path in tmp_path.glob("kept-*"):
         path.write_bytes(bytes(len(path.read_bytes())))
     run.save(3 * STEP - 1)
-    run.settle()
+    run.advance()
     assert not len(run.events(0, Kind.INSTANT))
     assert run.closed[0].ledger()[RECORDER].dropped["unreadable"] == 5
     assert run.windows.retention.statistics().unreadable == 5
@@ -248,13 +248,13 @@ def test_what_is_saved_is_what_belongs_to_the_last_steps(
         at = step * STEP - 1
         if step in saves and not run.windows.saved_at(at) and run.windows.window_at(at) is None:
             asked[run.save(at, at_once=saves[step]).index] = step - 1
-        run.settle()
+        run.advance()
         for window in run.closed:
             closed_at.setdefault(window.index, step)
         run.check_accounts()
     run.windows.close(WindowEnds(40 * STEP, complete=True), run.now)
     run.now += 2000
-    run.settle()
+    run.advance()
     ends = [0]
     for window in run.closed:
         start, end = window.interval

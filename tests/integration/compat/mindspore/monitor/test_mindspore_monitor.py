@@ -26,7 +26,7 @@ from stepscope.mindspore import DynamicProfilerArgs, DynamicProfilerMonitor, Pro
 from tests.support import mindspore_output as output
 from tests.support.basics import ROOT, children, missing
 from tests.support.launch import launched
-from tests.support.messages import refused, said
+from tests.support.messages import check_messages, refused
 from tests.support.monitors import Context, Job, has_answered, wait
 
 
@@ -70,9 +70,9 @@ def test_arguments(job: Job, caplog: pytest.LogCaptureFixture, monkeypatch: pyte
             make(wrong)
     job.monitors.append(make(str(job.path / "cfg"), 7, "often", poll_intervall=1))
     assert job.monitors[0].output_path == Path("dyn_profile_data")
-    said(caplog.records, "output_path", "7", "'./dyn_profile_data'")
-    said(caplog.records, "poll_interval", "'often'", "2")
-    said(caplog.records, "'poll_intervall'", "poll_interval")
+    check_messages(caplog.records, "output_path", "7", "'./dyn_profile_data'")
+    check_messages(caplog.records, "poll_interval", "'often'", "2")
+    check_messages(caplog.records, "'poll_intervall'", "poll_interval")
     for interval in (0, -1, True, float("nan")):
         caplog.clear()
         job.monitors.append(make(job.path / "cfg", poll_interval=interval))
@@ -242,7 +242,7 @@ def test_a_bad_file(job: Job, caplog: pytest.LogCaptureFixture) -> None:
         job.config.write_text(bad)
         wait(lambda: json.loads(status.read_text()).get("state") == "bad")
         time.sleep(0.1)
-        assert len(said(caplog.records, "profiler_config.json")) == 1
+        assert len(check_messages(caplog.records, "profiler_config.json")) == 1
         assert monitor.config is good
         job.config.write_text(json.dumps({"start_step": 4, "stop_step": 5, "analyse_mode": 0}))
         wait(lambda: json.loads(status.read_text()).get("state") == "ok")

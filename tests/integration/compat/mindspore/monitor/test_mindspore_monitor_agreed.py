@@ -12,7 +12,7 @@ import pytest
 
 from stepscope.mindspore import DynamicProfilerMonitor
 from tests.support import mindspore_output as output
-from tests.support.messages import said
+from tests.support.messages import check_messages
 from tests.support.monitors import Job, wait
 
 
@@ -35,7 +35,7 @@ def test_a_rank_of_nobody_knows_how_many(
     """It goes by its own steps, and says so; not where the number is known."""
     monkeypatch.setenv("MS_NODE_ID", "1")
     assert job.monitor().rank == 1
-    said(caplog.records, "rank 1", "RANK_SIZE")
+    check_messages(caplog.records, "rank 1", "RANK_SIZE")
     caplog.clear()
     monkeypatch.setenv("MS_WORKER_NUM", "2")
     job.monitor()
