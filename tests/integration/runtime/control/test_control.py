@@ -24,7 +24,7 @@ from stepscope.runtime.control.entry_points import watched_file
 from stepscope.runtime.files.file_reading import read_bounded
 from stepscope.runtime.session.job import rank_from_environment
 from stepscope.runtime.session.ranks import ranks_from, ranks_text
-from tests.support.armed_loop import facts as said
+from tests.support.armed_loop import facts
 from tests.support.basics import ROOT, missing, require
 from tests.support.launch import launched
 from tests.support.messages import refused
@@ -88,9 +88,9 @@ def test_windows_by_the_file(tmp_path: Path) -> None:
         step_until(profiler, lambda: [one["state"] for one in status(path).get("windows", ())] == ["recorded"] * 2)
         told = status(path)
     assert [len(window.steps) for window in windows] == [1, 1] and profiler.statistics().windows == 2
-    assert [said(window)["trigger"] for window in windows] == ["file", "file"]
+    assert [facts(window)["trigger"] for window in windows] == ["file", "file"]
     number = windows[1].steps[0].number
-    assert said(windows[1])["name"] == f"rank0_start{number}_stop{number}_again"
+    assert facts(windows[1])["name"] == f"rank0_start{number}_stop{number}_again"
     assert told["state"] == "ok" and told["trigger"] == "file" and told["run_id"] == "again"
     assert told["answer"] == f"recording step {number}"
 
@@ -118,7 +118,7 @@ def test_a_request_is_taken_once(tmp_path: Path, caplog: pytest.LogCaptureFixtur
         step_until(profiler, lambda: "is in the past" in status(path)["answer"])
         say(path, start_step=100_000, steps=1, run_id="far")
         step_until(profiler, lambda: status(path)["answer"] == "recording step 100000")
-    assert [said(window)["run_id"] for window in windows] == ["a", "b"]
+    assert [facts(window)["run_id"] for window in windows] == ["a", "b"]
     with controlled(tmp_path) as (profiler, windows, path):
         assert [one.first for one in profiler.armed()] == [100_000], "the first profiler did not come to it"
         say(path, start_step="next", steps=1, run_id="a")
@@ -126,7 +126,7 @@ def test_a_request_is_taken_once(tmp_path: Path, caplog: pytest.LogCaptureFixtur
         go_on(profiler, 20)
         say(path, start_step=profiler.step_num + 500, steps=1, run_id="past")
         step_until(profiler, lambda: windows)
-    assert [said(window)["run_id"] for window in windows] == ["past"]
+    assert [facts(window)["run_id"] for window in windows] == ["past"]
 
 
 @pytest.mark.checklist("B18")
@@ -166,7 +166,7 @@ def test_the_file_changes_while_a_window_is_open(tmp_path: Path) -> None:
         step_until(profiler, lambda: windows and status(path)["answer"] == "1 window ended")
     assert not windows[0].complete
     assert windows[0].diagnostics[0].endswith("the control file says so")
-    assert said(windows[0])["name"] == f"rank0_start{first}_stop{windows[0].steps[-1].number}_long"
+    assert facts(windows[0])["name"] == f"rank0_start{first}_stop{windows[0].steps[-1].number}_long"
 
 
 def test_the_first_content_counts_before_the_first_step(tmp_path: Path) -> None:
@@ -228,7 +228,7 @@ def test_a_directory_that_others_may_open_is_not_used(tmp_path: Path) -> None:
         directory.chmod(0o700)
         say(path, start_step="next", steps=1, run_id="followed")
         step_until(profiler, lambda: windows)
-    assert [said(window)["run_id"] for window in windows] == ["followed"]
+    assert [facts(window)["run_id"] for window in windows] == ["followed"]
 
 
 def test_ranks_without_a_world_size_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from tests.support.basics import ROOT
-from tests.support.random_runs import Life, Process, live, lives, processes
+from tests.support.random_runs import Process, RunPlan, execute, processes, run_plans
 
 
 @pytest.fixture(autouse=True)
@@ -23,11 +23,11 @@ def nothing_of_other_tests() -> None:
 
 
 @settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
-@given(life=lives)
-def test_accounts_balance_in_any_life(life: Life) -> None:
+@given(plan=run_plans)
+def test_accounts_balance_in_any_run(plan: RunPlan) -> None:
     """Random production, schedules, pauses, exporters that misbehave, devices that are late and lose, small queues."""
     with tempfile.TemporaryDirectory() as directory:
-        assert live(life, "drop_newest", 65_536, 1 << 28, Path(directory)) == []
+        assert execute(plan, "drop_newest", 65_536, 1 << 28, Path(directory)) == []
 
 
 @settings(max_examples=8, suppress_health_check=[HealthCheck.too_slow])
