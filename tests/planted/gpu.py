@@ -22,7 +22,7 @@ PROGRAM = Path(__file__).parent / "programs" / "causal_lm_gpu.py"
 PLACE = Path(__file__).parent / "gpu_recordings"
 WANTED = {
     "none": "",
-    "beside": "",
+    "second-stream": "",
     "slow-items": "input-bound-workers",
     "norms": "value-read-back",
     "pageable": "copies-exposed",

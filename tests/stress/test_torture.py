@@ -145,11 +145,11 @@ def test_lanes_try_several_faults_at_a_time(notes: Path) -> None:
     faults = [fault for fault in load(SPECIMENS).faults if fault.name in ("good", "raising", "crashing", "leaving")]
     faults[1] = msgspec.structs.replace(faults[1], alone=True)
     alone = {tally.fault.name: tally for tally in torture(faults, short=True, package=SPECIMENS)}
-    beside = {tally.fault.name: tally for tally in torture(faults, short=True, package=SPECIMENS, lanes=2)}
-    assert alone.keys() == beside.keys()
-    for name, tally in beside.items():
+    parallel = {tally.fault.name: tally for tally in torture(faults, short=True, package=SPECIMENS, lanes=2)}
+    assert alone.keys() == parallel.keys()
+    for name, tally in parallel.items():
         assert (tally.attempts, len(tally.problems)) == (alone[name].attempts, len(alone[name].problems))
-    assert beside["good"].outcome == alone["good"].outcome
+    assert parallel["good"].outcome == alone["good"].outcome
 
 
 def test_the_command_reports_table_problems_and_seed(

@@ -62,7 +62,7 @@ def test_there_is_a_recording_of_each_program() -> None:
 
 SAID = {
     "none": ("GPU 0 computes", "Quicker kernels"),
-    "beside": ("GPU 0 computes",),
+    "second-stream": ("GPU 0 computes",),
     "slow-items": ("Text.__getitem__",),
     "norms": ("aten::item",),
     "pageable": ("Pageable -> Device", "pin_memory=True"),

@@ -77,8 +77,8 @@ def traced(exporter: sc.exporters.Exporter, passage: Passage, directory: Path) -
     assert closing <= DEADLINE + BUSY
     assert profiler.audit() == ()
     assert recorded(memory.names()) == EVERYTHING == recorded(spans_of(directory / "journal").elements())
-    ledger, beside = account(profiler, exporter.name), account(profiler, memory.name)
-    assert ledger.offered == beside.offered == beside.exported >= SMALL + LARGE
+    ledger, other = account(profiler, exporter.name), account(profiler, memory.name)
+    assert ledger.offered == other.offered == other.exported >= SMALL + LARGE
     assert ledger.offered == ledger.exported + sum(ledger.dropped.values()) and not ledger.in_flight
     assert ledger.exported > ledger.unsent
     return ledger

@@ -263,10 +263,10 @@ def test_a_schedule_that_does_not_know_its_future(output_dir: Path) -> None:
     """Its windows go first: an armed window that comes upon one is missed, and reported."""
     with running(output_dir, schedule=_unplanned) as (profiler, windows):
         profiler.arm(WindowRequest(start_step=3, steps=1, run_id="inside"))
-        profiler.arm(WindowRequest(start_step=5, steps=1, run_id="beside"))
+        profiler.arm(WindowRequest(start_step=5, steps=1, run_id="after"))
         work(profiler, 8)
     assert [5] in numbers(windows) and [2, 3] in numbers(windows)
-    assert {status.run_id: status.state for status in profiler.armed()} == {"inside": "missed", "beside": "recorded"}
+    assert {status.run_id: status.state for status in profiler.armed()} == {"inside": "missed", "after": "recorded"}
     assert any("inside" not in note and "missed" in note for note in profiler.diagnostics())
 
 

@@ -72,11 +72,11 @@ def test_a_trigger_that_waits_holds_up_nobody(where: str, output_dir: Path, tmp_
     other = sc.exporters.MemoryExporter()
     trigger, waits = waiting(where)
     profile = Profile(output_dir, triggers=(trigger, sc.triggers.NotFinite()), steps=1000)
-    with profile.profiler as profiler, sc.trace(exporters=[other], output_dir=tmp_path / "other") as beside:
+    with profile.profiler as profiler, sc.trace(exporters=[other], output_dir=tmp_path / "other") as second:
         profile.steps(4, lambda number: sc.counter("norm", math.inf if number == 2 else 1.0))
         assert waits.reached.wait(60)
         sc.instant("meanwhile")
-        assert beside.flush(60)
+        assert second.flush(60)
         assert "meanwhile" in other.names()
         assert profiler.flush(60)
         assert profiler.save("mine")

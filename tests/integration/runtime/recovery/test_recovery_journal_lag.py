@@ -77,13 +77,13 @@ def test_a_journal_that_keeps_up_has_nothing_missing(crash: Crash) -> None:
     assert not recovery.missing
 
 
-@pytest.mark.parametrize("beside", [True, False])
-def test_killed_while_it_closes(crash: Crash, beside: bool) -> None:
+@pytest.mark.parametrize("with_other", [True, False])
+def test_killed_while_it_closes(crash: Crash, with_other: bool) -> None:
     """With much that the journal has yet to write; while other profilers, or none, go on."""
     other = """
-profiler_beside = sc.trace(output_dir=sys.argv[1] + "/beside", exporters=[sc.exporters.MemoryExporter()], options=sc.Options(
+other_profiler = sc.trace(output_dir=sys.argv[1] + "/other", exporters=[sc.exporters.MemoryExporter()], options=sc.Options(
     session_dir=sys.argv[2], drain_interval=0.005, journal=False))
-profiler_beside.start()
+other_profiler.start()
 """
     loop = """
 import threading
@@ -101,7 +101,7 @@ for _ in range(20):
     profiler._life.opened.loop.wake()
     time.sleep(0.01)
 """
-    crash.of(program((other if beside else "") + loop, seconds=1000.0, queue=1 << 20))
+    crash.of(program((other if with_other else "") + loop, seconds=1000.0, queue=1 << 20))
     check(crash)
 
 
