@@ -43,7 +43,7 @@ class HalfAnExporter:
         ),
     ],
 )
-def test_what_is_missing_is_named(given: dict[str, Any], facts: list[str]) -> None:
+def test_missing_members_are_named(given: dict[str, Any], facts: list[str]) -> None:
     """Method by method, and where the contract is."""
     with refused(TypeError, *facts):
         sc.trace(**given)

@@ -49,7 +49,7 @@ def test_the_demo_installs_what_it_needs(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("made", [("venv", "torch", "demo"), ("venv", "torch", "dev", "core")], ids=["demo", "dev"])
-def test_what_is_installed_is_not_installed_again(made: Iterable[str], tmp_path: Path) -> None:
+def test_installed_packages_are_not_installed_again(made: Iterable[str], tmp_path: Path) -> None:
     """After the demo, and where the tests have been run before it."""
     stamps = tmp_path / "stamps"
     stamps.mkdir()

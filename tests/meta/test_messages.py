@@ -86,7 +86,7 @@ def test_a_message_without_a_fact_is_not_taken_over(suite: Suite, lacking: str) 
     assert suite.messages() == kept
 
 
-def test_what_is_not_reported_any_more_is_removed_and_reported(suite: Suite) -> None:
+def test_obsolete_messages_are_removed_and_reported(suite: Suite) -> None:
     """A test that is gone, one case of a test, and a message of a test that is still there."""
     suite.write(TWO.replace("[1, 2]", "[1]").replace("    check_messages(", "    print("))
     failed = suite.run()
@@ -128,7 +128,7 @@ def test_records_of_other_loggers_are_not_ours() -> None:
         check_messages(records, "asyncio", snapshot=False)
 
 
-def test_what_differs_from_run_to_run() -> None:
+def test_varying_parts_of_messages() -> None:
     """Loops share messages; a port that is named otherwise than with its address is a value."""
     assert key_of("tests/unit/test_a.py::test_b[asyncio-c]") == key_of("tests/unit/test_a.py::test_b[uvloop-c]")
     assert key_of("tests/unit/test_a.py::test_b[uvloop]") == "test_a::test_b"

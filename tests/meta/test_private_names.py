@@ -242,7 +242,7 @@ async def test_where_no_server_can_be_looked_at_none_is_connected_to(monkeypatch
         await connection.connect(servers)
 
 
-def test_what_torch_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_names_of_torch_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     profiler = require("torch.autograd.profiler")
     monkeypatch.delattr(profiler, "_set_is_profiler_enabled")
     slot = require("stepscope.backends.torch.kineto.slot").TorchSlot()

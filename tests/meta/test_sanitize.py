@@ -29,12 +29,12 @@ def nouns(kind: str) -> set[str]:
 
 
 @pytest.mark.parametrize("kind", ["address", "thread"])
-def test_what_is_tried_exists(kind: str) -> None:
+def test_sanitized_tests_exist(kind: str) -> None:
     """A test that was renamed would go missing."""
     assert [noun for noun in sorted(nouns(kind)) if not [*(ROOT / "tests").rglob(f"test_{noun}.py")]] == []
 
 
-def test_what_calls_the_core_is_tried_or_excused() -> None:
+def test_tests_that_call_the_core_are_sanitized_or_excused() -> None:
     """Every test that names the core directly."""
     calling = {path.stem[5:] for path in (ROOT / "tests").rglob("test_*.py") if CALLS.search(path.read_text())}
     assert sorted(calling - nouns("address") - set(EXCUSED)) == []

@@ -130,7 +130,7 @@ NUMBER: Any = 5
         (partial(stepscope.CollectorExporter, LOCAL, token=NUMBER), ["token", "Path"]),
     ],
 )
-def test_what_is_no_settings(make: Callable[[], object], facts: list[str]) -> None:
+def test_values_that_are_no_settings(make: Callable[[], object], facts: list[str]) -> None:
     """The call that gets it names it, and the right form."""
     with refused(TypeError, *facts):
         make()

@@ -96,7 +96,7 @@ def cycles(**grown: float) -> Cycles:
         ("threads", 1.0, "threads grew from 502 to 10002"),
     ],
 )
-def test_what_grows_with_each_cycle_is_a_problem(what: str, by: float, problem: str) -> None:
+def test_growth_with_each_cycle_is_a_problem(what: str, by: float, problem: str) -> None:
     """Of every kind of thing that a start may leave behind; what does not grow is none."""
     assert not of_cycles(cycles())
     assert of_cycles(cycles(**{what: by})) == [f"{Kind.LIFE}: {problem}"]

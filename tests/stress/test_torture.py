@@ -94,7 +94,7 @@ def test_a_loss_is_not_hidden_by_something_written_twice() -> None:
     ]
 
 
-def test_what_a_trial_raises_is_a_problem() -> None:
+def test_an_exception_of_a_trial_is_a_problem() -> None:
     """The message and its place are reported."""
     (tally,) = _specimens("raising")
     assert tally.problems[0].startswith("trial 0: RuntimeError: mine (raising, line ")
@@ -123,7 +123,7 @@ def test_a_process_left_running_is_a_problem_and_is_ended() -> None:
     assert tally.outcome.exported == 2
 
 
-def test_what_cannot_be_tried_here_is_reported() -> None:
+def test_faults_that_cannot_be_tried_here_are_reported() -> None:
     """It is neither a problem nor a trial."""
     (tally,) = _specimens("absent")
     assert tally.good and tally.outcome.tried == 0

@@ -298,7 +298,7 @@ def wild(seed: int) -> Block:
 
 
 @given(st.integers(0, 2**32), st.integers(1, 5))
-def test_whatever_is_in_a_journal(tmp_path_factory: pytest.TempPathFactory, seed: int, parts: int) -> None:
+def test_any_bytes_in_a_journal(tmp_path_factory: pytest.TempPathFactory, seed: int, parts: int) -> None:
     """It has an answer and a page."""
     directory = tmp_path_factory.mktemp("wild")
     answered(write(directory / "run", *np.array_split(wild(seed), parts), args=HEAP, ended=seed % 2 == 0))

@@ -422,7 +422,7 @@ def test_why_events_were_dropped(tmp_path: Path) -> None:
     assert "91 dropped (overflow 70, inbox 20)" in explain(recording).trust
 
 
-def test_what_a_source_did_not_record_is_in_the_line_on_trust(tmp_path: Path) -> None:
+def test_missing_time_of_a_source_is_in_the_line_on_trust(tmp_path: Path) -> None:
     """And in what programs read; of several processes the sum."""
     recording = sc.load(record(tmp_path / "run", lambda _: span("work", 0.001), 3))
     (rank,) = recording.ranks

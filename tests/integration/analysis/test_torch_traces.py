@@ -85,7 +85,7 @@ def test_arguments_are_those_of_their_events(tmp_path: Path) -> None:
     assert len(rank.events()) == len(rank.events(0)) and len(rank.events(1)) == 0
 
 
-def test_what_the_host_did_meanwhile(tmp_path: Path) -> None:
+def test_activity_of_the_host_meanwhile(tmp_path: Path) -> None:
     """Each nanosecond once, the most special activity first; a thread that only waits does not count, nor do two streams twice."""
     events = [
         *rows(),
@@ -198,7 +198,7 @@ def test_a_directory_of_ranks(tmp_path: Path) -> None:
         ("trace", b"\x1f\x8b", "is cut"),
     ],
 )
-def test_what_is_no_trace(name: str, data: bytes, said: str, tmp_path: Path) -> None:
+def test_files_that_are_no_traces(name: str, data: bytes, said: str, tmp_path: Path) -> None:
     """One error says what is wrong with which file."""
     (tmp_path / name).write_bytes(data)
     with pytest.raises(FormatError, match=said) as caught:
@@ -283,7 +283,7 @@ def test_names_with_markup_are_shown_as_they_are(tmp_path: Path) -> None:
         st.tuples(st.floats(0, 1, exclude_max=True), st.integers(0, 80), st.binary(max_size=6)), max_size=8
     ),
 )
-def test_whatever_is_in_a_file(layout: str, changes: list[tuple[float, int, bytes]], tmp_path: Path) -> None:
+def test_any_bytes_in_a_file(layout: str, changes: list[tuple[float, int, bytes]], tmp_path: Path) -> None:
     """It is read as far as it can be, or refused."""
     data = bytearray(LAYOUTS[layout]())
     for where, removed, added in changes:

@@ -192,7 +192,7 @@ def test_a_bound_backend_that_is_slow_where_it_is_closed_moves_the_deadline(outp
     assert profiler.audit() == ()
 
 
-def test_what_was_recorded_is_delivered_while_a_bound_backend_blocks_closing(output_dir: Path) -> None:
+def test_recorded_events_are_delivered_while_a_bound_backend_blocks_closing(output_dir: Path) -> None:
     """The window waits `Options.linger` for it; only the end of the outputs waits for longer."""
     backend, memory = Blocking(), sc.exporters.MemoryExporter()
     profiler = sc.trace(backends=[backend], exporters=[memory], output_dir=output_dir, options=ALWAYS_LATE)

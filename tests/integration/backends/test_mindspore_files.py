@@ -122,7 +122,7 @@ def test_memory_of_the_pool(tmp_path: Path) -> None:
     ]
 
 
-def test_what_cannot_be_read_is_counted(tmp_path: Path) -> None:
+def test_unreadable_runs_are_counted(tmp_path: Path) -> None:
     """Runs that are cut or no numbers are lost, and counted; the others are recorded."""
     directory = write(
         tmp_path, op_execute_timestamp=f"Add;HostCpuOps;{BEGIN + 1},0.1,0 {BEGIN},x,0 12 {BEGIN + 3},-1,0"

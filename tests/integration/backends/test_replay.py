@@ -70,7 +70,7 @@ def times_of(events: Block) -> list[tuple[int, int]]:
     return list(zip(events["ts"].tolist(), events["dur"].tolist(), strict=True))
 
 
-def test_what_is_not_recorded_is_skipped_and_cut() -> None:
+def test_times_without_recording_are_skipped_and_cut() -> None:
     """Recording that ends gives the parts up to there; recording that begins again, the parts from there."""
     playback = Playback(in_memory([(0, 1000), (100, 50), (400, 50), (700, 50)]), 1.0, False)
     playback.begin(0)
@@ -213,7 +213,7 @@ def test_one_window_can_be_chosen(tmp_path: Path) -> None:
     assert [strings.text(int(name)) for name in recording.events["name"]] == ["w1"]
 
 
-def test_what_cannot_be_played_is_refused(tmp_path: Path) -> None:
+def test_unplayable_recordings_are_refused(tmp_path: Path) -> None:
     """A missing file, another file, a bad speed and a recording larger than allowed are named."""
     with refused(ValueError, "speed", "0"):
         ReplayBackend(tmp_path / "journal", speed=0)

@@ -365,7 +365,7 @@ def record_large(
     return profiler, memory
 
 
-def test_what_is_not_converted_in_time_is_missing(tmp_path: Path) -> None:
+def test_events_that_are_not_converted_in_time_are_missing(tmp_path: Path) -> None:
     """The time for closing is too short: windows are incomplete, and the report does not say that nothing was dropped."""
     closed = threading.Event()
 

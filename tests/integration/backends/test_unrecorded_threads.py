@@ -97,7 +97,7 @@ def test_the_threads_are_named_in_every_output(output_dir: Path, tmp_path: Path)
     assert [window.diagnostics for window in written] == [(note,)]
 
 
-def test_what_the_note_advises_helps(output_dir: Path) -> None:
+def test_the_advice_of_the_note_helps(output_dir: Path) -> None:
     """Once the thread that works has called `step()`, it is the one that is recorded, whoever starts and stops."""
     with workers("serve", "train") as (serve, train):
         memory, backend = sc.exporters.MemoryExporter(), bound(Deliver([SEEN]))

@@ -74,7 +74,7 @@ async def test_it_takes_so_many_threads_and_no_more() -> None:
     await poll(lambda: not any(thread.name == "stepscope disk" for thread in threading.enumerate()))
 
 
-async def test_who_asks_is_answered_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_callers_are_answered_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """The answer says that the call hangs; further ones come at once when many wait. A late result is undone."""
     monkeypatch.setattr(blocking_pool, "PATIENCE", 0.2)
     monkeypatch.setattr(blocking_pool, "WAITING", 2)
@@ -93,7 +93,7 @@ async def test_who_asks_is_answered_soon(monkeypatch: pytest.MonkeyPatch) -> Non
         assert one.undone == ["done"]
 
 
-async def test_who_is_cancelled_waits_for_what_it_has_begun() -> None:
+async def test_a_cancelled_caller_waits_for_its_work() -> None:
     """And it is undone, on a thread: a file that was opened is closed before anybody else may have it."""
     asked = BlockingPool(1)
     with hanging() as one:
@@ -109,7 +109,7 @@ async def test_who_is_cancelled_waits_for_what_it_has_begun() -> None:
         assert [thread.name for thread in undone] == ["stepscope disk"]
 
 
-async def test_what_a_thread_raises_comes_out() -> None:
+async def test_exceptions_of_a_thread_come_out() -> None:
     """However it is asked for; also that a server of files did not answer it."""
 
     def fails() -> None:
@@ -248,7 +248,7 @@ async def test_an_exporter_comes_again_while_its_stream_hangs(
 
 
 @pytest.mark.usefixtures("impatient")
-async def test_what_was_written_counts_though_its_connection_has_ended(
+async def test_written_frames_count_though_their_connection_has_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its events, the end of its window, and what is missing before it: nobody reports them again."""

@@ -63,7 +63,7 @@ def test_nothing_is_reported_without_the_token(tmp_path: Path) -> None:
     assert all(file.stat().st_mode & 0o777 == 0o600 for file in files)
 
 
-def test_who_is_refused_is_a_line_with_the_reason(tmp_path: Path) -> None:
+def test_a_refusal_is_a_line_with_the_reason(tmp_path: Path) -> None:
     """Of a wrong token, and of TLS to a collector without a certificate; nothing that the web server says of itself."""
     with collecting(tmp_path, STEPSCOPE_TOKEN=TOKEN) as collector:
         with pytest.raises(InvalidStatus):

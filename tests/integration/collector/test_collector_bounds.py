@@ -89,7 +89,7 @@ async def test_no_request_may_be_left_unfinished(tmp_path: Path, monkeypatch: py
         await poll(lambda: not running.server.server_state.connections)
 
 
-async def test_who_waits_makes_room_for_who_asks(tmp_path: Path) -> None:
+async def test_waiting_connections_make_room_for_requests(tmp_path: Path) -> None:
     """Connections are no more than may be; those of exporters stay."""
     async with collecting(tmp_path, max_streams=1, max_readers=4) as running, welcomed(running) as one:
         idle = [await asyncio.open_connection("127.0.0.1", running.port) for _ in range(20)]
@@ -180,7 +180,7 @@ async def test_a_writer_without_a_thread_is_reported(tmp_path: Path, monkeypatch
     assert failed and running.journal().read_bytes() == fmt.encode_file_header(SYNC) + frames(0, 5)
 
 
-def test_what_is_confirmed_is_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_confirmed_frames_are_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With `fsync`, a stream that goes on gets confirmations of frames only when the disk has them, and its directory's entry."""
     synced: list[str] = []
     fsync = os.fsync
@@ -198,7 +198,7 @@ def test_what_is_confirmed_is_on_the_disk(tmp_path: Path, monkeypatch: pytest.Mo
     assert synced == [str(tmp_path / "s" / "journal"), str(tmp_path / "s"), str(tmp_path)]
 
 
-async def test_what_the_disk_has_lost_is_not_confirmed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_frames_that_the_disk_has_lost_are_not_confirmed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also not after a new connection: the system reports a loss once, and says afterwards that the disk has everything."""
 
     def fails(*_: object) -> None:
@@ -296,7 +296,7 @@ async def test_a_flood_through_nats_is_refused(tmp_path: Path, monkeypatch: pyte
     assert source.streams.all[STREAM].steps.last == 1001 * MAX_SUMMARY_STEPS - 1
 
 
-def test_what_a_sender_may_bring() -> None:
+def test_the_rate_limit_of_a_sender() -> None:
     """So much at once, and then so much a second; what it did not use earlier does not count."""
     allowance = Allowance(10, 20)
     assert [allowance.use(10, 0.0) for _ in range(3)] == [0.0, 0.0, 1.0]

@@ -53,7 +53,7 @@ async def test_frames_are_written_before_they_are_confirmed(tmp_path: Path) -> N
         (hello(), "Hello is not for the collector"),
     ],
 )
-async def test_what_is_malformed_ends_a_connection(tmp_path: Path, message: bytes | str, reason: str) -> None:
+async def test_a_malformed_message_ends_its_connection(tmp_path: Path, message: bytes | str, reason: str) -> None:
     """The sender gets the reason, the log has it, none of the message is stored, and another connection never notices."""
     async with collecting(tmp_path) as running, connected(running.url) as good, connected(running.url) as bad:
         for one, stream in ((good, OTHER), (bad, STREAM)):
@@ -80,7 +80,7 @@ async def test_what_is_malformed_ends_a_connection(tmp_path: Path, message: byte
         protocol.encode(protocol.Ping(1)),
     ],
 )
-async def test_who_does_not_say_who_it_is_is_refused(tmp_path: Path, first: bytes) -> None:
+async def test_a_connection_without_hello_is_refused(tmp_path: Path, first: bytes) -> None:
     """Ids are checked before they are part of a path."""
     async with collecting(tmp_path / "c") as running, connected(running.url) as one:
         await one.send(first)

@@ -136,7 +136,7 @@ async def test_one_that_takes_too_long_breaks_off(tmp_path: Path) -> None:
     assert not left(tmp_path)
 
 
-async def test_what_it_says_is_not_kept_but_for_the_end(tmp_path: Path) -> None:
+async def test_only_the_end_of_its_output_is_stored(tmp_path: Path) -> None:
     """A process that writes pages of warnings fills no memory, and does not wait for somebody to read them."""
     downloads = Downloads(tmp_path)
     program = "import sys; [sys.stderr.write('y' * 65536) for _ in range(300)]; sys.exit('the end')"
@@ -213,7 +213,7 @@ asyncio.run(main())
 """
 
 
-def test_what_makes_it_ends_with_the_collector(tmp_path: Path) -> None:
+def test_its_process_ends_with_the_collector(tmp_path: Path) -> None:
     """Also if that is killed; what lies there is deleted by the next one."""
     parent = subprocess.Popen([sys.executable, "-c", PARENT, str(tmp_path)], stdout=subprocess.PIPE, text=True)
     try:
@@ -303,7 +303,7 @@ async def started() -> AsyncGenerator[set[int]]:
         task.cancel()
 
 
-async def test_what_nobody_waits_for_is_not_read(tmp_path: Path) -> None:
+async def test_abandoned_downloads_are_not_read(tmp_path: Path) -> None:
     """Of clients that ask and go away the processes go as well, and nobody's turn comes after them."""
     async with collecting(tmp_path) as running:
         stored(running.collector.store, STREAM, [run_of(), *windows(range(2), 1 << 16), END])

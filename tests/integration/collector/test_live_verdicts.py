@@ -221,7 +221,7 @@ async def test_runs_of_two_names_in_a_job_do_not_compare() -> None:
         assert verdicts.slow_ranks() == ({("job", "train", 1)} if found else set())
 
 
-async def test_what_one_job_sends_does_not_end_the_verdicts_of_others() -> None:
+async def test_bad_steps_of_one_job_do_not_end_the_verdicts_of_others() -> None:
     """Steps that count anew, that take no time, or that are known in part cost their job its verdict at most."""
     streams = streams_of(summary([STEP] * 60, data=0.5))
     odd = summary([STEP] * 30, first=100)

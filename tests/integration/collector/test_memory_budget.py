@@ -196,7 +196,7 @@ async def test_writes_wait_for_a_look_that_finds_room() -> None:
     assert began == [600, 400]
 
 
-async def test_what_is_being_written_is_taken_off() -> None:
+async def test_a_write_under_way_is_subtracted() -> None:
     """A measurement begins in the middle of a write: it may have seen none of it."""
     quota = DiskQuota()
     quota.bound(1000, 100)

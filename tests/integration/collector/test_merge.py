@@ -206,7 +206,7 @@ def test_windows_that_a_rank_lacks_are_one_line(tmp_path: Path) -> None:
     assert report.absent == ["rank 1: windows 1-2,4"]
 
 
-def test_what_a_journal_claims_of_its_size_is_not_believed(tmp_path: Path) -> None:
+def test_the_world_size_of_a_journal_is_not_believed(tmp_path: Path) -> None:
     """A world of 2 ** 60 ranks counts as unknown, and costs the journal nothing else; of the largest that is believed the
     missing ranks are counted, and written as ranges."""
     add_rank(tmp_path / "a", 0, world_size=1 << 60)
@@ -272,7 +272,7 @@ def test_devices_of_two_ranks_are_rows_of_their_own(tmp_path: Path) -> None:
     ),
     st.floats(-400, 400),
 )
-def test_what_nests_goes_on_nesting(spans: list[tuple[int, int, int]], drift: float) -> None:
+def test_nesting_survives_a_merge(spans: list[tuple[int, int, int]], drift: float) -> None:
     """Aligned spans keep their order and their nesting to the nanosecond, and no self time exceeds its span."""
     clock = TrueClock(ahead_ns=12_345, drift_ppm=drift)
     syncs = round_trips(clock, Network(), [CLOCK_START + i * 10**10 for i in range(60)], random.Random(9))

@@ -325,7 +325,7 @@ def lost(overflow: int, queue: int, in_flight: int = 0) -> Ledger:
     )
 
 
-def test_what_each_rank_lost_is_reported(tmp_path: Path) -> None:
+def test_losses_of_each_rank_are_reported(tmp_path: Path) -> None:
     """By rank, source, output and reason, in the window and in the run; nothing is mixed, nothing is left out."""
     for rank in (0, 1):
         add_windows(tmp_path, rank, make_window(ledger=lost(2 + 3 * rank, 7 * rank, rank)))
@@ -379,7 +379,7 @@ def test_each_rank_alone_has_its_own_accounts(tmp_path: Path, windows: int) -> N
     assert sorted(outputs, key=str) == [0, 1]
 
 
-def test_what_journals_claim_stays_writable() -> None:
+def test_absurd_counts_of_journals_stay_writable() -> None:
     """Counts that no run has: the sum still fits into a file, whatever it is of."""
     huge = Ledger(
         {"x": SourceLedger(MAX_COUNT, MAX_COUNT, {"y": MAX_COUNT}, MAX_COUNT, MAX_COUNT)},

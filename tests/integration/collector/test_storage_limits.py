@@ -249,7 +249,7 @@ async def test_evictions_are_counted_though_the_disk_fails_then(store: Store, mo
     assert at_once(streams.totals())[0].events == 8 * KIB
 
 
-async def test_what_was_evicted_counts_the_same_after_a_start(store: Store) -> None:
+async def test_evicted_events_count_the_same_after_a_start(store: Store) -> None:
     """Events are what they were, windows say that a part is gone, and what was evicted is not missing."""
     stored(store, ONE, some(0), some(4), some(8), [*some(12), END])
 

@@ -73,7 +73,7 @@ async def test_segments_that_are_nowhere_any_more_are_counted(tmp_path: Path) ->
     assert restarted.all[exporter.stream].events in (recording.events, recording.events - 1)
 
 
-async def test_what_a_lost_connection_raises_is_logged_once(tmp_path: Path) -> None:
+async def test_a_lost_connection_is_logged_once(tmp_path: Path) -> None:
     """No exception of a sender or listener is left for the loop to complain of."""
     complaints: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
@@ -131,7 +131,7 @@ print(profiler.report())
 """
 
 
-async def test_what_the_report_says_to_do_sends_everything(tmp_path: Path) -> None:
+async def test_the_command_of_the_report_sends_everything(tmp_path: Path) -> None:
     """The run ends without an error; the command that its report has, typed where it ran, delivers all stored events."""
     port = free_port()
     done = await asyncio.to_thread(python, "-c", PROGRAM, port, cwd=tmp_path)

@@ -62,7 +62,7 @@ def everything(server: Receiver) -> bool:
     return server.names() == Counter({f"span {number}": 1 for number in range(EVENTS)})
 
 
-async def test_what_may_pass_is_tried_again(tmp_path: Path) -> None:
+async def test_temporary_failures_are_tried_again(tmp_path: Path) -> None:
     """The four codes of the specification, one after the other."""
     async with receiver() as server:
         server.replies = [Reply(status) for status in (503, 429, 502, 504)]
@@ -72,7 +72,7 @@ async def test_what_may_pass_is_tried_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("status", [301, 400, 500])
-async def test_what_will_not_pass_is_not(status: int, tmp_path: Path) -> None:
+async def test_permanent_failures_are_not_tried_again(status: int, tmp_path: Path) -> None:
     """One attempt, one error that says where and what; a redirection is not followed."""
     async with receiver() as server:
         server.replies = [Reply(status, (("Location", f"{server.url}/elsewhere"),), b"a reason")]
@@ -316,7 +316,7 @@ async def test_the_end_waits_as_long_as_a_receiver_asks(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("most", [1000, 6000])
-async def test_what_is_too_large_goes_in_parts(most: int, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_large_requests_go_in_parts(most: int, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Every span arrives once, however little a receiver takes at a time. One warning names the setting."""
     async with receiver() as server:
         server.most_bytes = most

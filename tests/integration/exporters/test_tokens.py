@@ -97,7 +97,7 @@ def test_a_short_token_lets_nobody_else_in(tmp_path: Path, insecure: bool) -> No
     CollectorSettings(directory=tmp_path, token="t").check_exposure()
 
 
-def test_what_a_delivery_lacks_is_reported_once(tmp_path: Path) -> None:
+def test_a_missing_token_of_a_delivery_is_reported_once(tmp_path: Path) -> None:
     """Not by the log as well, which would say that it is tried again. Where nobody is, the log says why."""
     with trace(output_dir=tmp_path / "run"):
         pass

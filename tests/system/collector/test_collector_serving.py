@@ -142,7 +142,7 @@ async def test_an_error_inside_ends_it(tmp_path: Path) -> None:
         pass
 
 
-async def test_what_keeps_it_from_listening_is_reported(tmp_path: Path) -> None:
+async def test_reasons_for_not_listening_are_reported(tmp_path: Path) -> None:
     """A port that is taken, an address of another machine, a certificate that is none; the directory is free again."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         for settings in (
@@ -192,7 +192,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return certify(tmp_path_factory.mktemp("tls"))
 
 
-async def test_who_does_not_agree_makes_room_for_who_does(tmp_path: Path, certificate: tuple[Path, Path]) -> None:
+async def test_unfinished_handshakes_make_room_for_others(tmp_path: Path, certificate: tuple[Path, Path]) -> None:
     """However many connect and say nothing; exporters that stream are not disturbed, and the end does not wait for them."""
     made, key = certificate
     trusting = ssl.create_default_context(cafile=str(made))
@@ -222,7 +222,7 @@ async def test_who_does_not_agree_makes_room_for_who_does(tmp_path: Path, certif
         stream.close()
 
 
-async def test_who_takes_too_long_to_agree_is_ended(
+async def test_slow_handshakes_are_ended(
     tmp_path: Path, certificate: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that says nothing, half of the handshake, or other bytes; a client that agrees has no more time for its request."""

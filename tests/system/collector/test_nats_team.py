@@ -310,7 +310,7 @@ async def test_a_merge_has_each_event_once(server: NatsServer, tmp_path: Path) -
         assert [(one.events, one.ended) for one in recordings] == [(3, True)] * 4
 
 
-async def test_what_jetstream_has_no_more_is_in_the_directory_before(server: NatsServer, tmp_path: Path) -> None:
+async def test_frames_deleted_from_jetstream_are_in_the_directory_before(server: NatsServer, tmp_path: Path) -> None:
     """The collector that takes a partition over has the rest, and goes on."""
     directories = [tmp_path / "one", tmp_path / "other"]
     async with jetstream(server.url) as context:

@@ -119,7 +119,7 @@ class StrangeError(Exception):
 
 
 @pytest.mark.parametrize("operation", ["find", "open"])
-async def test_whatever_a_store_raises_is_reported_and_over_the_next_time(
+async def test_any_error_of_a_store_is_reported_and_over_the_next_time(
     collected: Path, url: str, monkeypatch: pytest.MonkeyPatch, operation: str
 ) -> None:
     """Libraries of object stores have errors of their own."""
@@ -213,7 +213,7 @@ def line(stream: IO[str] | None) -> str:
     return stream.readline()
 
 
-def test_what_fails_is_reported_and_tried_again(tmp_path: Path) -> None:
+def test_failed_uploads_are_reported_and_tried_again(tmp_path: Path) -> None:
     """With pauses that grow, as long as it fails; then as often as before."""
     stream = Stream(tmp_path / "collected", windows=12)
     remote = tmp_path / "remote"
@@ -252,7 +252,7 @@ def job(tmp_path: Path) -> Path:
     return directory
 
 
-def test_what_was_uploaded_is_restored_and_merged(
+def test_uploaded_segments_are_restored_and_merged(
     job: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The times of ranks are aligned as before; restoring again restores what is missing."""
@@ -277,7 +277,7 @@ def test_what_was_uploaded_is_restored_and_merged(
     assert contents(back / "streams") == made
 
 
-def test_what_cannot_be_restored(job: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unrestorable_jobs(job: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Where nothing is; and not into the files of a collector that runs."""
     remote = tmp_path / "remote"
     assert main(["upload", "--restore", str(tmp_path / "back"), f"file://{remote}"]) == 1
@@ -290,7 +290,7 @@ def test_what_cannot_be_restored(job: Path, tmp_path: Path, capsys: pytest.Captu
     assert not list(tmp_path.glob("back/streams/*/journal"))
 
 
-def test_what_cannot_be_uploaded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unusable_directories_and_stores(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["upload", str(tmp_path), f"file://{tmp_path / 'remote'}"]) == 1
     check_messages(capsys.readouterr().err, tmp_path, "streams")
 

@@ -235,7 +235,7 @@ def test_credentials_need_a_package(monkeypatch: pytest.MonkeyPatch) -> None:
         NatsExporter("nats://127.0.0.1", access=NatsAccess(credentials=Path("user.creds")))
 
 
-def test_what_does_not_go_together() -> None:
+def test_contradictory_credentials() -> None:
     with refused(ValueError, "NatsAccess.user", "NatsAccess.password_file"):
         sc.exporters.NatsAccess(user="me")
     with refused(ValueError, "NatsAccess.key", "NatsAccess.certificate"):

@@ -127,7 +127,7 @@ async def test_delivery_continues_where_jetstream_ends(
     assert counts[0] > 20 and counts[1] <= counts[0] + 1
 
 
-async def test_what_is_on_its_way_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unconfirmed_bytes_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that takes nothing any more is not sent all that there is, however large messages may be."""
     monkeypatch.setattr(layout, "IN_FLIGHT_BYTES", 2 << 20)
     with NatsServer(tmp_path / "jetstream") as server:
@@ -236,7 +236,7 @@ async def test_a_process_that_takes_no_commands(server: NatsServer, tmp_path: Pa
         await exporter.aclose()
 
 
-async def test_what_is_no_command_or_no_answer(server: NatsServer, tmp_path: Path) -> None:
+async def test_invalid_commands_and_answers(server: NatsServer, tmp_path: Path) -> None:
     """The one is ignored, the other is an answer that says so."""
 
     def control(command: Command) -> Future[Answer]:

@@ -133,7 +133,7 @@ def test_the_mask_of_a_thread() -> None:
     assert not _core.runs_programs_code()
 
 
-def test_what_the_main_thread_blocks_counts_now() -> None:
+def test_the_current_mask_of_the_main_thread_counts() -> None:
     """Not when the thread was started, nor while it is inside of a handler that blocks everything, as libuv's of SIGCHLD."""
     go, seen = threading.Semaphore(0), list[set[int]]()
     done = threading.Semaphore(0)
@@ -166,7 +166,7 @@ def _on_a_thread(call: Callable[[], object]) -> None:
     thread.join()
 
 
-def test_what_is_called_raises() -> None:
+def test_a_call_that_raises() -> None:
     """The masks are as before."""
     before = blocked()
     for around in (_core.without_signals, _core.with_programs_mask):

@@ -56,7 +56,7 @@ def test_every_example_can_be_found() -> None:
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-def test_what_an_example_needs_is_reported(path: Path) -> None:
+def test_the_needs_of_an_example_are_documented(path: Path) -> None:
     """The extras and packages that it imports, or that an exporter of it needs, and that are not installed with stepscope."""
     page = (ROOT / "examples" / "README.md").read_text(encoding="utf-8")
     (row,) = (line for line in page.splitlines() if line.startswith(f"| [{path.name}]"))

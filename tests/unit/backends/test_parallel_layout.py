@@ -56,7 +56,7 @@ def test_kinds(name: str, kind: str) -> None:
 
 
 @pytest.mark.checklist("A7", "D18")
-def test_what_a_program_declares() -> None:
+def test_declared_layouts() -> None:
     """Sizes alone, or with groups and sharding; dimensions of one kind are multiplied; what is no size, sharding or layout is none."""
     assert of_declared({"dp": 2, "tensor": 4, "pp": "two"})["sizes"] == {"data": 2, "tensor": 4}
     whole = {"sizes": {"data": 2}, "groups": [{"name": "a", "ranks": [0, 1]}], "sharding": {"embedding": "rows"}}

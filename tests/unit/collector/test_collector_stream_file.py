@@ -91,7 +91,7 @@ def test_frames_go_to_their_segments(tmp_path: Path) -> None:
     assert (tmp_path / "journal.3").read_bytes() == fmt.encode_file_header(SYNC, 3, third) + frames(5, 1)
 
 
-def test_what_is_missing_is_counted(tmp_path: Path) -> None:
+def test_missing_frames_are_counted(tmp_path: Path) -> None:
     """A rank may have deleted its oldest segments, and a broker may have lost messages."""
     file = StreamFile(tmp_path, SYNC, RUN)
     new_frames = file.check(frames_header(7, 2, 2, 1000), memoryview(run_frame(7) + frames(8, 1)))

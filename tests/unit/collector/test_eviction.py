@@ -257,7 +257,7 @@ def test_of_two_runs_of_a_job_the_older_one_goes_first(store: Store) -> None:
     assert numbers(before) == [1] and numbers(after) == [0, 1]
 
 
-def test_what_is_uploaded_goes_first(store: Store) -> None:
+def test_uploaded_segments_go_first(store: Store) -> None:
     """Then what is not; a run that is to make a place for another one must be uploaded whole."""
     one = stored(store, ONE, some(0, 2), [*some(2, 2), END])
     two = stored(store, TWO, some(4, 2), [*some(6, 2), END])
@@ -271,7 +271,7 @@ def test_what_is_uploaded_goes_first(store: Store) -> None:
     assert not one.exists()
 
 
-def test_who_is_killed_while_it_evicts_counts_nothing_twice(store: Store) -> None:
+def test_a_collector_killed_while_it_evicts_counts_nothing_twice(store: Store) -> None:
     """Whether the line was written, or a part of it: as long as the segment is there it does not count."""
     path = stored(store, ONE, some(0, 4), some(4, 4), some(8, 1))
     lines = path.with_name(NAME)

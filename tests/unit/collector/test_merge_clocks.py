@@ -91,7 +91,7 @@ def test_collectors_that_do_not_name_theirs_are_believed(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("liars", [1, 2])
-def test_who_claims_the_clock_of_another_harms_itself_only(tmp_path: Path, liars: int) -> None:
+def test_a_stream_with_the_clock_of_another_harms_itself_only(tmp_path: Path, liars: int) -> None:
     """Round trips that cannot be of the clock that a stream names are those of another, whoever is read first."""
     for rank in (0, 1, 2):
         add_rank(tmp_path, rank, clock="machine")

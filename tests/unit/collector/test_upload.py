@@ -132,7 +132,7 @@ def test_only_what_has_changed_is_looked_at(collected: Path, url: str, monkeypat
     assert sorted(in_store(url)) == sorted(name for stream in streams for name in stream.names(last=False))
 
 
-def test_what_is_known_to_be_in_the_store(collected: Path, url: str) -> None:
+def test_segments_known_to_be_in_the_store(collected: Path, url: str) -> None:
     """Segments that never change: retention deletes these first."""
     stream = Stream(collected, windows=6)
     uploader = Uploader(collected, url)
@@ -190,7 +190,7 @@ def test_a_put_that_fails_leaves_no_object(tmp_path: Path) -> None:
     assert store.sizes() == {"a/b": 7}
 
 
-def test_what_is_not_as_here_is_put_again(collected: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_differing_objects_are_put_again(collected: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """An object that was deleted or is shorter, as soon as the store is listed again."""
     stream = Stream(collected, windows=12).end()
     uploader = Uploader(collected, url)

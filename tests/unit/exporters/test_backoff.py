@@ -36,7 +36,7 @@ def test_a_seeded_program_draws_the_same_numbers() -> None:
     assert random.getstate() == before
 
 
-def test_what_the_other_end_asks_for_replaces_the_delay() -> None:
+def test_a_requested_wait_replaces_the_delay() -> None:
     """The delay does not grow by it."""
     backoff = Backoff(1.0, 10.0)
     assert [backoff.delay(0.0), backoff.delay(600.0)] == [0.0, 600.0]

@@ -189,7 +189,7 @@ runs = st.builds(protocol.StepRun, numbers, numbers, numbers, st.binary(min_size
     st.lists(runs, max_size=8),
     st.one_of(st.binary(max_size=200), st.binary(min_size=SUMS_DTYPE.itemsize, max_size=SUMS_DTYPE.itemsize)),
 )
-def test_whatever_a_sender_says_can_be_computed_with(runs: list[protocol.StepRun], sums: bytes) -> None:
+def test_any_step_facts_of_a_sender_can_be_computed_with(runs: list[protocol.StepRun], sums: bytes) -> None:
     """Times that no clock shows are left out; nothing overflows, and phases are no longer than their steps."""
     summary = sent(protocol.StepSummary(0, 0, 0, runs, sums))
     with np.errstate(all="raise", under="ignore"):

@@ -122,7 +122,7 @@ async def answered(raw: bytes, path: Path) -> Sent:
     ],
     ids=lambda raw: repr(raw[:50]),
 )
-async def test_what_is_hardly_http_costs_its_request_at_most(raw: bytes, tmp_path: Path) -> None:
+async def test_invalid_http_costs_its_request_at_most(raw: bytes, tmp_path: Path) -> None:
     """For any answer each event is exported, rejected or unsent, and the error names the address."""
     sent = await answered(raw, tmp_path)
     assert set(sent.dropped) <= {"rejected", "unsent"}

@@ -234,7 +234,7 @@ def test_steps_are_sent_when_they_are_complete() -> None:
     assert {span.name for span in resource.scope_spans[0].spans} == {"early", "late", "ProfilerStep#0"}
 
 
-def test_what_contains_steps_is_in_the_trace_of_the_run() -> None:
+def test_spans_that_contain_steps_are_in_the_trace_of_the_run() -> None:
     """It would be a child that is longer than its step; what is in the steps hangs on these, linked to it."""
     converted = Converted([
         steps(0, 1, 2),

@@ -59,7 +59,7 @@ def test_an_endpoint_is_what_receivers_are_below(endpoint: str, url: str) -> Non
         ("http://user:passw0rd@host", "Authorization"),
     ],
 )
-def test_what_is_no_endpoint_is_refused(endpoint: str, fact: str) -> None:
+def test_invalid_endpoints_are_refused(endpoint: str, fact: str) -> None:
     """The error names the remedy, and no password."""
     with refused(ValueError, "endpoint", fact) as caught:
         target("traces", endpoint)

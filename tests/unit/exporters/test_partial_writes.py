@@ -76,7 +76,7 @@ def leave_bytes(place: Path, size: int) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-async def test_what_reached_a_full_disk_is_exported(tmp_path: Path, name: str) -> None:
+async def test_events_that_reached_a_full_disk_are_exported(tmp_path: Path, name: str) -> None:
     """Of a batch that was written in part, that part counts as exported, and the rest as dropped."""
     make, count = CASES[name]
     with disks.small_disk(tmp_path / "disk", 5 << 20) as disk:

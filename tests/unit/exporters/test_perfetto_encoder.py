@@ -195,7 +195,7 @@ def test_state_goes_on(scene: Scene) -> None:
     assert only(read(again)).args == {"key": 1}
 
 
-def test_what_was_refused_is_not_half_there(scene: Scene) -> None:
+def test_refused_spans_are_not_half_there(scene: Scene) -> None:
     """Begins that were in bytes that did not reach the file are left out, as their ends are."""
     encoder = _core.PerfettoEncoder(1, 4711)
     scene.span("kept", 0, 1, parent=1, flags=Flag.CLIPPED, text="kept with its arguments")
@@ -209,7 +209,7 @@ def test_what_was_refused_is_not_half_there(scene: Scene) -> None:
     assert (drawn.name, drawn.dur, drawn.args["text"]) == ("kept", 1000, "kept with its arguments")
 
 
-def test_what_was_written_before_a_refusal_is_nested_with(scene: Scene) -> None:
+def test_spans_written_before_a_refusal_are_nested_with(scene: Scene) -> None:
     """Spans that cross one in the file are drawn apart from it; those that cross refused ones are not."""
     encoder = _core.PerfettoEncoder(1, 4711)
 

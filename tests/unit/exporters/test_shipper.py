@@ -134,7 +134,7 @@ def test_chunks_are_of_one_segment(tmp_path: Path) -> None:
         assert shipper.is_confirmed and shipper.sent_bytes == 0
 
 
-def test_what_is_not_committed_is_not_sent(tmp_path: Path) -> None:
+def test_uncommitted_frames_are_not_sent(tmp_path: Path) -> None:
     """A failed write is undone: frames behind the end that the writer has stated may become others."""
     writer = written(tmp_path, segment_bytes=0)
     end = 700

@@ -173,7 +173,7 @@ def test_doing_it_twice_changes_nothing() -> None:
     assert repr(first) == "<Instrumentation of 0 functions, 1 refused>"
 
 
-def test_what_somebody_else_replaced_is_left_alone() -> None:
+def test_functions_that_others_replaced_are_left_alone() -> None:
     """The log names it."""
     before = sample.add
     module: Any = sample
@@ -190,7 +190,7 @@ def test_what_somebody_else_replaced_is_left_alone() -> None:
         module.add = before
 
 
-def test_what_is_written_in_c_is_refused() -> None:
+def test_c_functions_are_refused() -> None:
     """With the reason: functions of a module are skipped and named; a class, or a function, is an error."""
     with sc.instrument(math) as made:
         assert not made.names and "written in C" in made.refused["math.sqrt"]

@@ -88,7 +88,7 @@ def test_a_region_over_several_windows(output_dir: Path) -> None:
     assert second.start_ns < ended["ts"] < ended["ts"] + ended["dur"] < second.end_ns
 
 
-def test_what_has_ended_before_is_in_no_window(output_dir: Path) -> None:
+def test_regions_that_ended_before_are_in_no_window(output_dir: Path) -> None:
     """Nor is it recorded at all; entered before and ended between windows it is in none either."""
     with traced(output_dir) as (profiler, memory):
         for _ in range(100):

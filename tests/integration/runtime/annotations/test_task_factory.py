@@ -156,7 +156,7 @@ def test_never_awaited_is_still_reported() -> None:
         _core.Coroutine(wait())
 
 
-async def test_who_replaced_the_loops_method() -> None:
+async def test_others_replaced_the_loops_method() -> None:
     """Before us: it is put back. After us: it stays, and ours under it watches nothing any more."""
     loop: Any = asyncio.get_running_loop()
     made: list[str] = []

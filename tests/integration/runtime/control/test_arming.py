@@ -341,7 +341,7 @@ def plans(draw: st.DrawFn) -> list[tuple[int, Any]]:
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(plan=plans(), cycle=st.sampled_from([None, (6, 1, 2, 3), (0, 0, 1, 2)]))
-def test_what_is_promised_is_recorded(
+def test_promised_steps_are_recorded(
     tmp_path: Path, plan: list[tuple[int, Any]], cycle: tuple[int, ...] | None
 ) -> None:
     """Against a model: each step belongs to one window at most, and each window has the steps of its last answer."""

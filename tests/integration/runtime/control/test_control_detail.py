@@ -154,7 +154,7 @@ def test_stacks_and_memory_in_windows_that_ask_for_them(output_dir: Path) -> Non
     assert found == [set(), {"python_function", "memory"}, {"python_function"}, {"memory"}]
 
 
-def test_what_torch_keeps_of_operators_in_one_window(output_dir: Path) -> None:
+def test_facts_of_torchs_operators_in_one_window(output_dir: Path) -> None:
     """Shapes, memory, stacks and estimates are had for the window that asks for them; or left out of it."""
     torch = live_torch(needed=False)
 
@@ -205,7 +205,7 @@ def test_live_operators_of_one_window(output_dir: Path) -> None:
     )
 
 
-def test_what_nobody_records_is_refused(output_dir: Path) -> None:
+def test_unavailable_detail_is_refused(output_dir: Path) -> None:
     """The answer says what would have it; to leave out what is not there is no mistake."""
     with running(output_dir) as (profiler, memory):
         refused = profiler.arm(WindowRequest(start_step=1, steps=1, detail=WindowDetail(stacks=True)))

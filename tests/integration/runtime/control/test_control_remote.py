@@ -181,7 +181,7 @@ def test_wrong_usage(arguments: str, text: str, capsys: pytest.CaptureFixture[st
     assert text in error, error
 
 
-def test_who_can_be_asked_is_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_processes_that_can_be_asked_are_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """And is named where another process was asked: of a launcher its children."""
     launcher = "import subprocess, sys; sys.exit(subprocess.run([sys.executable, '-c', *sys.argv[1:]]).returncode)"
     command = [sys.executable, "-c", launcher, PROGRAM, str(tmp_path)]

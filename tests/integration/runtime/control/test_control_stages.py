@@ -42,7 +42,7 @@ def go_on(running: Job, before: str, stage: str, first: tuple[int, ...] = (1,)) 
 
 
 @pytest.mark.checklist("A33", "A34", "F6", "F10")
-def test_what_is_asked_for_in_another_stage(tmp_path: Path) -> None:
+def test_requests_in_another_stage(tmp_path: Path) -> None:
     """A request that names a stage waits for it, with the reason; one between two, or one not reached, is recorded in the next
     one, once on each rank, and can be aborted. A signal between two is for nobody, and harms nobody."""
     stages = ("fit", "validate", "test", "fit2")

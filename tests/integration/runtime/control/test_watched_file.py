@@ -262,7 +262,7 @@ def test_paths_of_files_and_directories(tmp_path: Path) -> None:
     assert file_of(tmp_path / "new") == tmp_path / "new" / "stepscope.json"
 
 
-def test_what_follows_a_change_may_fail(tmp_path: Path) -> None:
+def test_a_callback_of_a_change_may_fail(tmp_path: Path) -> None:
     """The error is reported, and watching goes on."""
     path = tmp_path / "x"
     path.write_bytes(b"1")

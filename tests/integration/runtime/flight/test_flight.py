@@ -41,7 +41,7 @@ def test_nothing_fires_nothing_is_written(output_dir: Path) -> None:
     profile.check_accounts()
 
 
-def test_what_was_done_is_reported(output_dir: Path) -> None:
+def test_fired_triggers_are_reported(output_dir: Path) -> None:
     """How often it fired and why, and where the latest of the windows that stay are; nothing of those that were deleted."""
     profile = Profile(output_dir, keep_newest=2, keep_slowest=0)
     with profile.profiler as profiler:

@@ -39,7 +39,7 @@ def test_cool_down(output_dir: Path) -> None:
     assert any(note.startswith("not saved (cooldown)") for note in profile.profiler.diagnostics())
 
 
-def test_what_is_twice_as_bad_does_not_wait_for_the_cool_down(output_dir: Path) -> None:
+def test_a_value_twice_as_bad_does_not_wait_for_the_cool_down(output_dir: Path) -> None:
     """A small thing that fires first does not hide the one that matters."""
     profile = Profile(output_dir, triggers=(sc.triggers.SlowStep(warmup=5, least=0.02),), cooldown=3600.0)
     with profile.profiler as profiler:

@@ -295,7 +295,7 @@ def recovered_of(tmp_path: Path, options: str, program: str) -> Recovery:
     return recover(flight.run)
 
 
-def test_what_was_lost_before_a_long_span_is_counted(tmp_path: Path) -> None:
+def test_events_lost_before_a_long_span_are_counted(tmp_path: Path) -> None:
     """The oldest that a ring has is a span that began long before the last steps, and ended after events of them that are lost."""
     recovered = recovered_of(tmp_path, ", overflow='drop_oldest'", OVERWRITTEN)
     assert [step.number for step in windows(recovered.journal)[0].steps] == [16, 17, 18, 19, 20, 21]
@@ -303,7 +303,7 @@ def test_what_was_lost_before_a_long_span_is_counted(tmp_path: Path) -> None:
     assert recovered.dropped >= 500
 
 
-def test_what_a_silent_thread_has_lost_is_counted(tmp_path: Path) -> None:
+def test_lost_events_of_a_silent_thread_are_counted(tmp_path: Path) -> None:
     """Its ring was full before the last steps, and has no event of them."""
     recovered = recovered_of(tmp_path, "", SILENT)
     assert [step.number for step in windows(recovered.journal)[0].steps] == [15, 16, 17, 18, 19, 20]

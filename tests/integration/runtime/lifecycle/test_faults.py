@@ -186,7 +186,7 @@ def test_a_fault_when_the_deadline_has_passed(tmp_path: Path) -> None:
     assert faults_of(other) == 1
 
 
-def test_what_is_kept(caplog: pytest.LogCaptureFixture) -> None:
+def test_stored_faults(caplog: pytest.LogCaptureFixture) -> None:
     """All are counted; the first are stored, without the objects of their frames; the log has the first of each kind."""
 
     def fail(kind: type[Exception]) -> None:

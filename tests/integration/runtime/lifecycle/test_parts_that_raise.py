@@ -222,7 +222,7 @@ class Interrupted(ScriptedBackend):
 
 
 @pytest.mark.parametrize("handler", HANDLERS.values(), ids=HANDLERS.keys())
-def test_what_a_handler_raises_in_a_part_goes_on(
+def test_a_handlers_exception_in_a_part_goes_on(
     handler: Callable[[int, FrameType | None], None], tmp_path: Path
 ) -> None:
     """It is the program's, and no error of the backend that it interrupts, or of the schedule. Handlers are known by their code,

@@ -324,7 +324,7 @@ def test_lives_of_profilers_leave_nothing_in_the_table_of_tracks(tmp_path: Path)
     assert len(_core.tracks(1)) == before
 
 
-def test_what_was_recorded_is_flushed(tmp_path: Path) -> None:
+def test_recorded_events_are_flushed(tmp_path: Path) -> None:
     """All of it, also what was recorded while the rings were being emptied, as they are here for somebody else's flushes."""
     memory = sc.exporters.MemoryExporter()
     with sc.trace(output_dir=tmp_path, exporters=[memory], options=sc.Options(close_timeout=60)) as profiler:

@@ -117,7 +117,7 @@ def test_any_interleaving_gives_each_what_it_would_have_alone(chosen: list[int],
             assert not any(windows.dropped.values())
 
 
-def test_what_others_record_in_a_pause_that_does_not_end(tmp_path: Path) -> None:
+def test_events_of_others_in_a_pause_that_does_not_end(tmp_path: Path) -> None:
     """A profiler that is paused when it closes, or whose events are sorted in the pause, has nothing of the other's."""
     memories = [sc.exporters.MemoryExporter() for _ in range(2)]
     one, other = (
@@ -134,7 +134,7 @@ def test_what_others_record_in_a_pause_that_does_not_end(tmp_path: Path) -> None
     assert memories[1].names(kind=Kind.INSTANT) == ["both"]
 
 
-def test_what_others_record_while_exporters_close(tmp_path: Path) -> None:
+def test_events_of_others_while_exporters_close(tmp_path: Path) -> None:
     """The accounts of a profiler end with the last events that were drained for it."""
 
     def work(name: str) -> sc.Profiler:

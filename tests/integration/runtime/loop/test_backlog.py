@@ -240,7 +240,7 @@ async def test_the_order_of_a_turn() -> None:
         assert bench.diary.new_lines() == ["1 marks", "256 events", "256 events", "88 events", "until 20", "save"]
 
 
-async def test_what_comes_meanwhile_is_one_turn() -> None:
+async def test_later_blocks_are_one_turn() -> None:
     """Unless windows close in between, which need what came before, and not what comes after."""
     async with running() as bench:
         bench.slow.busy = True
@@ -297,7 +297,7 @@ async def test_a_second_slow_one_is_passed_over_as_well() -> None:
         assert bench.slow.busy and bench.quick.busy
 
 
-async def test_what_cannot_be_cut_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_uncuttable_blocks_are_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is tried again."""
     failures = [MemoryError("once")]
 
@@ -343,7 +343,7 @@ async def test_one_that_closes_waits_for_the_slow_one_until_it_has_to_hurry() ->
         assert bench.slow.busy
 
 
-async def test_what_has_not_passed_is_given_back() -> None:
+async def test_waiting_events_are_returned() -> None:
     async with running() as bench:
         bench.slow.busy = True
         bench.give(300, 1)

@@ -334,7 +334,7 @@ def test_the_time_of_each_thread_is_counted_by_its_name(tmp_path: Path) -> None:
     assert series["competitor"][-1] > 1e8
 
 
-def test_what_the_processors_are_asked_for(tmp_path: Path) -> None:
+def test_the_demand_for_processors(tmp_path: Path) -> None:
     """By this process and by its children, whether they get it or not."""
     program = [sys.executable, "-c", "import time; end = time.monotonic() + 5\nwhile time.monotonic() < end: pass"]
     children = [subprocess.Popen(program) for _ in range(3)]
@@ -456,7 +456,7 @@ def test_a_loop_without_events_is_reported_to_have_none(tmp_path: Path) -> None:
     assert not found.profiler.audit()
 
 
-def test_what_is_not_wanted_is_not_recorded(tmp_path: Path) -> None:
+def test_unwanted_signals_are_not_recorded(tmp_path: Path) -> None:
     """No thread is started for it, and nothing is called."""
     before = threading.active_count()
     with traced(tmp_path) as found:
@@ -619,7 +619,7 @@ def test_long_callbacks_of_a_loop_are_spans_on_its_thread(tmp_path: Path) -> Non
     assert [type(error) for error in reported] == [LookupError]
 
 
-def test_what_was_put_over_the_wrapper_of_callbacks_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrapper_over_the_wrapper_of_callbacks_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a debugger may do it."""
     handles: Any = asyncio.Handle
     monkeypatch.setattr(handles, "_run", handles._run)  # is put back at the end

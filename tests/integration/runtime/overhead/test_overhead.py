@@ -258,7 +258,7 @@ def test_a_change_reports_what_it_was_asked_for_by() -> None:
     assert change is not None and change.cost == cost
 
 
-def test_what_is_open_at_a_windows_end_is_counted(tmp_path: Path) -> None:
+def test_open_spans_at_a_windows_end_are_counted(tmp_path: Path) -> None:
     """Costs are estimated from all that goes to the exporters: also spans that go on, which go last."""
     memory = sc.exporters.MemoryExporter()
     schedule = sc.schedule(wait=0, warmup=0, active=2, repeat=3)

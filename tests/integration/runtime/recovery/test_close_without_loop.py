@@ -94,7 +94,7 @@ async def test_closing_is_completed_when_the_loop_goes_on(
     assert "work" in memory.names() or "recorder closed" in report
 
 
-def test_who_blocks_the_loop_is_named_to_other_profilers(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_other_profilers_name_the_part_that_blocks_the_loop(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The flush of another profiler says where the loop is, and so does its closing that was given up."""
     blocking = BlockingBackend()
     good = sc.trace(name="good", output_dir=tmp_path / "good", options=sc.Options(close_timeout=0.3))

@@ -343,7 +343,7 @@ def test_the_rows_of_steps(crash: Crash, next_epoch: str, last_is_apart: bool) -
     ("windows", "unfinished", "text"),
     [(1, 1, "1 window, unfinished"), (3, 2, "3 windows, 2 of them unfinished"), (2, 0, "2 windows")],
 )
-def test_what_was_brought_back_is_reported_in_words(windows: int, unfinished: int, text: str, tmp_path: Path) -> None:
+def test_recovered_windows_are_reported_in_words(windows: int, unfinished: int, text: str, tmp_path: Path) -> None:
     """How many windows, and how many of them the run had not closed."""
     told = Recovery(
         journal=tmp_path / "journal",

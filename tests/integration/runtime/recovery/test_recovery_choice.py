@@ -197,7 +197,7 @@ def test_another_run_that_is_named(crash: Crash) -> None:
     assert left is not None and not left.unrecovered
 
 
-def test_what_a_living_run_writes_is_known_behind_a_link(tmp_path: Path) -> None:
+def test_a_living_run_is_recognised_behind_a_link(tmp_path: Path) -> None:
     """Its note has the real name; a directory that is named by a link is the same one."""
     (tmp_path / "run" / "windows").mkdir(parents=True)
     part = tmp_path / "run" / "windows" / "000000.journal.part"
@@ -264,7 +264,7 @@ def test_a_journal_that_was_created_and_not_written(tmp_path: Path) -> None:
     assert names(result.journal)["both"] == 100
 
 
-def test_what_was_recovered_before_there_was_more_is_needed_still(tmp_path: Path) -> None:
+def test_an_early_recovery_does_not_replace_a_later_one(tmp_path: Path) -> None:
     """A journal that was completed before the session was written to is not all that there is."""
     crash = killed(tmp_path, tmp_path / "other")
     recover(tmp_path / "run")

@@ -80,7 +80,7 @@ def test_links_in_the_session_are_not_followed(killed: Crash) -> None:
     assert any("is not a session directory" in said for said in recover(killed.run, killed.run / "copy").missing)
 
 
-def test_what_was_recovered_stays(killed: Crash) -> None:
+def test_a_recovered_journal_stays(killed: Crash) -> None:
     """A journal that was completed from the rings is not cut when they are gone, and no poorer copy is made."""
     better = recover(killed.run, remove_session=True).journal
     kept = better.read_bytes()

@@ -109,7 +109,7 @@ def test_the_same_directory_again(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert (run / "session").exists() and recover(run).journal == run / "journal-5"
 
 
-def test_what_no_run_needs_goes_after_a_day(left: Left, caplog: pytest.LogCaptureFixture) -> None:
+def test_unneeded_sessions_go_after_a_day(left: Left, caplog: pytest.LogCaptureFixture) -> None:
     """A run that was recovered, or whose directory is gone, needs its session no more."""
     needed, recovered, gone = (left.run(name, 2 * DAY) for name in ("needed", "recovered", "gone"))
     young = left.run("young", DAY / 2)
@@ -175,7 +175,7 @@ def test_no_room(
     assert names(run / "journal")["forward"] == 21
 
 
-def test_who_starts_sweeps_for_a_moment(left: Left, tmp_path: Path) -> None:
+def test_a_start_sweeps_for_a_moment(left: Left, tmp_path: Path) -> None:
     """Then training goes on, and whoever starts next sees to the rest; with the program's random numbers untouched."""
     _, session = left.run("run", 2 * WEEK)
     before = random.getstate()

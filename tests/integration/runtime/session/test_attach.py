@@ -145,7 +145,7 @@ def test_without_a_descriptor(member: Path, tmp_path: Path) -> None:
     assert rings.statistics()["broken"] == 0
 
 
-def test_what_is_no_ring(member: Path, tmp_path: Path) -> None:
+def test_files_that_are_no_rings(member: Path, tmp_path: Path) -> None:
     """Links, pipes, directories and short files are no rings; a directory that is none is refused."""
     directory = fresh(member, tmp_path)
     ring = directory / "ring-00000"

@@ -55,7 +55,7 @@ def test_a_second_profiler(process_tree: ProcessTree) -> None:
     assert process_tree.spans() == {("process", "own"): 7, ("short", "short"): 5, ("long", "a"): 10}
 
 
-def test_what_was_cut_for_another_profiler(process_tree: ProcessTree) -> None:
+def test_names_cut_for_another_profiler(process_tree: ProcessTree) -> None:
     """Is not in the report of this one."""
     process_tree.of("""
     with trace() as first:

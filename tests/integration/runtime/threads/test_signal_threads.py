@@ -35,7 +35,7 @@ threading.Thread(target=last).start()
     ],
     ids=["reads", "sleeps", "has ended"],
 )
-def test_whatever_the_main_thread_does(where: str, tmp_path: Path) -> None:
+def test_any_call_of_the_main_thread(where: str, tmp_path: Path) -> None:
     """Everything is delivered, and the process dies of the signal."""
     ends(ELSEWHERE + HOLDER + "run(work)\n" + where, tmp_path, number=signal.SIGTERM)
 
@@ -46,7 +46,7 @@ def test_the_main_thread_is_in_native_code(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("order", ["{0}; run(work)", "run(work); {0}"], ids=["before", "after"])
-def test_what_the_program_does_with_it_counts(order: str, tmp_path: Path) -> None:
+def test_the_programs_own_handling_goes_first(order: str, tmp_path: Path) -> None:
     """It ignores the signal, or handles it, before a profiler starts or later: that stays so."""
     sets = "signal.signal(signal.SIGTERM, signal.SIG_IGN)"
     script = f"""

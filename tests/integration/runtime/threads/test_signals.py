@@ -49,7 +49,7 @@ def test_sigterm_while_native_code_lets_nobody_run_python(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("ending", ["term(); time.sleep(600)", DEAF + "deaf(ctypes.CDLL)"])
 @pytest.mark.parametrize("signal_name", ["SIGTERM", "SIGHUP"])
-def test_what_was_delivered_takes_no_memory_any_more(ending: str, signal_name: str, tmp_path: Path) -> None:
+def test_delivered_events_take_no_memory_any_more(ending: str, signal_name: str, tmp_path: Path) -> None:
     """The rings go with the process, whichever thread closes: nothing of the interpreter's exit is called."""
     number = signal.Signals[signal_name]
     ending = ending.replace("signal.SIGTERM", f"signal.{signal_name}").replace("kill $", f"kill -{number} $")

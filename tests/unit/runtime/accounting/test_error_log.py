@@ -82,7 +82,7 @@ def raised_again(
 
 
 @pytest.mark.parametrize("how", [itself, as_cause, as_context, as_member])
-def test_what_is_raised_again_does_not_grow(how: Callable[[Exception], None]) -> None:
+def test_an_exception_raised_again_does_not_grow(how: Callable[[Exception], None]) -> None:
     """However it is raised: its traceback is the first, and only objects of the stored exception are alive; a later one is only
     counted, and nobody asks what it says."""
     keeper: ErrorLog[Exception] = ErrorLog(contexts=True)
@@ -101,7 +101,7 @@ def test_what_is_raised_again_does_not_grow(how: Callable[[Exception], None]) ->
     assert full.first == "open(): OSError: 0"
 
 
-def test_what_it_says_is_asked_once() -> None:
+def test_its_text_is_read_once() -> None:
     """When it is stored, on the thread that stores it: it may take long. The text is bounded, and there is one note."""
     keeper: ErrorLog[Exception] = ErrorLog(contexts=True)
     error = SlowText()
@@ -158,7 +158,7 @@ def test_a_callback_that_raises_the_same_again() -> None:
     assert length(error) == length(callbacks.raised.errors[0]) < 4
 
 
-def test_what_the_program_handles_is_left_to_it() -> None:
+def test_an_exception_of_the_program_is_left_to_it() -> None:
     """A part that fails while the program's own exception is on its way does not cost that its traceback."""
     keeper: ErrorLog[Exception] = ErrorLog()
 

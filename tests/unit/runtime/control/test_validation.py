@@ -122,7 +122,7 @@ def test_arguments_of_a_wrong_type(call: Any, begin: str) -> None:
     assert str(caught.value).startswith(begin)
 
 
-def test_what_must_be_given() -> None:
+def test_required_settings() -> None:
     """It is named, with the settings that it belongs to."""
     with refused(TypeError, "FlightRecorder", "steps"):
         sc.FlightRecorder()  # type: ignore[call-arg] # pyright: ignore[reportCallIssue]

@@ -44,12 +44,12 @@ CALL = "def call(value): return copy.deepcopy(value)"
     ("module", "kept"),
     [("stepscope.something", []), ("stepscope", []), ("stepscope_extra", ["call", "deepcopy"])],
 )
-def test_what_the_program_does_is_left(module: str, kept: list[str]) -> None:
+def test_frames_of_the_program_stay(module: str, kept: list[str]) -> None:
     """Frames that call stepscope and frames that it calls stay; a library's function that stepscope itself called is left out."""
     looking = Looking()
     call: Callable[[object], object] = made_in(module, CALL)["call"]
     call(looking)
-    here = "test_what_the_program_does_is_left"
+    here = "test_frames_of_the_program_stay"
     assert looking.seen[looking.seen.index(here) :] == [here, *kept, "__deepcopy__"]
 
 

@@ -45,7 +45,7 @@ async def test_no_window_waits_for_one_that_cannot_be_opened(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("method", ["open", "export", "close_window", "aclose"])
-async def test_what_a_method_raises_is_kept(method: Method, tmp_path: Path) -> None:
+async def test_an_exception_of_a_method_is_stored(method: Method, tmp_path: Path) -> None:
     """No exception leaves the worker; each is stored with a note of where, and nothing is unaccounted for. An exporter without an
     output is not asked to write or to close one."""
     exporter = MemoryExporter(fail={method: OSError("disk on fire")})

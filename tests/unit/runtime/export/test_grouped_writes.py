@@ -142,7 +142,7 @@ async def accounts(exporter: Counted, tmp_path: Path) -> list[tuple[int, dict[st
         ({"refused_at_end": 2}, (8, {"cap": 2})),
     ],
 )
-async def test_what_is_lost_within_a_group(what: dict[str, int], account: tuple[int, Any], tmp_path: Path) -> None:
+async def test_losses_within_a_group(what: dict[str, int], account: tuple[int, Any], tmp_path: Path) -> None:
     """Events of a call that fails, or that a size limit refuses, those of a window's end as well, count in their own window."""
     assert await accounts(Counted(**what), tmp_path) == [(10, {}), account, (10, {})]
 

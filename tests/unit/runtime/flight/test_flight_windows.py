@@ -218,7 +218,7 @@ DELIVERIES = st.lists(
     after=st.integers(0, 3),
     linger=st.booleans(),
 )
-def test_what_is_saved_is_what_belongs_to_the_last_steps(
+def test_saved_events_are_those_of_the_last_steps(
     in_files: bool,
     deliveries: list[tuple[int, int, int]],
     saves: dict[int, bool],

@@ -50,7 +50,7 @@ def test_accounts_hold_after_any_calls(calls: list[tuple[str, int]]) -> None:
         inbox.put(2)
 
 
-def test_what_may_wait_wakes_the_consumer_later() -> None:
+def test_patient_items_wake_the_consumer_later() -> None:
     """Begins and ends of windows are looked at together."""
     wakes: list[str] = []
     inbox: Inbox[int] = Inbox(10, lambda: wakes.append("now"), lambda: wakes.append("later"))

@@ -150,7 +150,7 @@ def spans(count: int) -> Block:
     return block
 
 
-def test_what_repeats_takes_next_to_nothing() -> None:
+def test_repeated_values_take_next_to_nothing() -> None:
     """Regular times and ids are hardly there."""
     frame, _, _ = encoded(EventBatch("recorder", 0, spans(8_000), b""))
     assert len(frame) < 8_000 // 4
@@ -343,7 +343,7 @@ def test_rows_come_back_as_they_were(data: bytes, heap: bytes, short: int) -> No
     assert fmt.decode_rows(payload, fmt.COLUMNS) is None and fmt.decode_columns(payload, 0, IdMap()) is None
 
 
-def test_what_becomes_small_is_not_divided(tmp_path: Path) -> None:
+def test_compressible_batches_are_not_divided(tmp_path: Path) -> None:
     """Frames have a limit of their own for what is written: events that are alike are one frame, noise with long names is several."""
     noise = np.frombuffer(random.Random(0).randbytes(64 * 8_000), EVENT_DTYPE).copy()
     noise["args_len"] = 0

@@ -189,7 +189,7 @@ def test_an_old_file_is_followed_by_a_new_one(tmp_path: Path, monkeypatch: pytes
     assert len(segment_paths(path)) > 1
 
 
-def test_what_is_no_file_among_many_costs_itself_only(tmp_path: Path) -> None:
+def test_an_irregular_file_among_many_costs_itself_only(tmp_path: Path) -> None:
     """A FIFO, a directory, a link to nothing and an empty file in the places of early segments, which do not stay open."""
     path = many(tmp_path)
     files = segment_paths(path)

@@ -49,7 +49,7 @@ async def test_work_can_be_cancelled(early: bool) -> None:
     assert seen == ["cancelled"] or early
 
 
-async def test_what_work_raises_is_reported() -> None:
+async def test_exceptions_of_work_are_reported() -> None:
     """Nobody else would hear of it."""
     seen: list[BaseException] = []
 
@@ -286,7 +286,7 @@ async def impatiently(work: Coroutine[Any, Any, object]) -> asyncio.Task[object]
     return task
 
 
-async def test_who_ends_tasks_is_cancelled() -> None:
+async def test_the_task_that_ends_others_is_cancelled() -> None:
     """It returns no earlier for that: tasks that take their time have ended."""
     ended = asyncio.Event()
 
@@ -305,7 +305,7 @@ async def test_who_ends_tasks_is_cancelled() -> None:
     assert task.done() and ended.is_set()
 
 
-async def test_what_is_finished_is_not_left_half_done() -> None:
+async def test_finished_work_is_not_left_half_done() -> None:
     """A waiting task may be cancelled as often as one likes: the work ends, and the cancellation comes then."""
     steps: list[int] = []
 
@@ -320,7 +320,7 @@ async def test_what_is_finished_is_not_left_half_done() -> None:
     assert len(steps) == 10
 
 
-async def test_what_cannot_be_finished_is_cancelled() -> None:
+async def test_work_that_takes_too_long_is_cancelled() -> None:
     """Work that takes too long has ended, too; its exception is raised, also for a cancelled caller."""
     ended = asyncio.Event()
 

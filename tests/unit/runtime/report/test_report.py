@@ -33,7 +33,7 @@ def test_every_line_of_a_report_is_explained(output_dir: Path) -> None:
     assert said | could_be <= explained
 
 
-def test_what_cost_and_overhead_measure_is_reported(output_dir: Path) -> None:
+def test_the_report_says_what_cost_and_overhead_measure(output_dir: Path) -> None:
     """One is time of single threads that passed, the other processor time of all of them: they are not to be added up."""
     with sc.trace(output_dir=output_dir) as profiler:
         time.sleep(1.1)  # a shorter run is not judged

@@ -179,7 +179,7 @@ def test_a_span_around_steps_hides_none_of_its_own() -> None:
     assert found["phases"][:, Phase.SPAN].tolist() == [100, 0, 0, 0, 50, 0, 0, 0, 0, 0]
 
 
-def test_what_other_threads_do_is_no_part_of_the_step() -> None:
+def test_work_of_other_threads_is_no_part_of_the_step() -> None:
     """But for autograd's thread, while nothing else is open here."""
     found = facts(
         [

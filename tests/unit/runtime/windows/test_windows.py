@@ -56,7 +56,7 @@ def test_events_belong_to_the_window_and_step_of_their_timestamp() -> None:
     assert state.statistics().outside == {RECORDER: 1}
 
 
-def test_what_a_device_was_launched_for_belongs_to_that_window() -> None:
+def test_kernels_belong_to_the_window_of_their_launch() -> None:
     """Whole, in the step that ended, also where the next window has begun; what comes too late is late."""
     state = windows()
     state.add_source("device")
@@ -79,7 +79,7 @@ def test_what_a_device_was_launched_for_belongs_to_that_window() -> None:
     assert (found.late["device"], found.outside["device"], found.dropped["device"]) == (1, 1, {"late": 1})
 
 
-def test_what_had_not_come_when_a_window_closed_is_missing_once() -> None:
+def test_events_that_came_after_a_window_closed_are_missing_once() -> None:
     """From the source's watermark on; what the source says of the same time later is not added."""
     state = windows(linger=50)
     state.add_source("device")
@@ -208,7 +208,7 @@ def test_marks_may_come_ahead_and_out_of_order() -> None:
 
 
 @pytest.mark.parametrize(("event_at", "end"), [(None, 50), (55, 60)])
-def test_what_follows_the_last_call_of_step_is_no_step(event_at: int | None, end: int) -> None:
+def test_time_after_the_last_call_of_step_is_no_step(event_at: int | None, end: int) -> None:
     """A loop that calls step() at its end begins a step that never comes. Events after that are in the window."""
     state = windows()
     state.open(StepMark(0, 0, 1))
