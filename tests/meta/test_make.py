@@ -67,7 +67,7 @@ def test_installed_packages_are_not_installed_again(made: Iterable[str], tmp_pat
         ({}, "python3.11"),
     ],
 )
-def test_the_first_python_that_runs_is_taken(runs: dict[str, bool], taken: str, tmp_path: Path) -> None:
+def test_the_first_python_that_runs_is_used(runs: dict[str, bool], taken: str, tmp_path: Path) -> None:
     """Of those that stepscope is for; where there is none, the shell says which one it has not found."""
     path = interpreters(tmp_path / "bin", runs)
     assert f"{taken} -m venv {tmp_path / 'new'}" in planned("demo", tmp_path / "new", path)

@@ -69,13 +69,13 @@ def _specimens(*names: str) -> list[Tally]:
     return torture(faults, short=True, package=SPECIMENS, limit=5.0)
 
 
-def test_a_thread_that_was_held_is_a_problem() -> None:
+def test_a_thread_that_was_blocked_is_a_problem() -> None:
     """Nothing blocked is promised as well."""
     (tally,) = _specimens("holding")
     assert not tally.good and "blocked for 2.00 s" in tally.problems[0]
 
 
-def test_counts_are_added_and_the_longest_times_kept() -> None:
+def test_counts_are_added_and_the_longest_times_stay() -> None:
     """The row of a fault is the sum of its trials; each has an empty directory and a number of its own."""
     (tally,) = _specimens("good")
     assert tally.good and tally.done

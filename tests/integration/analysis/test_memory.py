@@ -48,7 +48,7 @@ def train(torch: Any, step: Any) -> None:
 
 
 @pytest.mark.checklist("D15")
-def test_the_peak_and_who_allocated_it(tmp_path: Path) -> None:
+def test_the_peak_and_the_spans_that_allocated_it(tmp_path: Path) -> None:
     """By innermost span; what was released before the peak is not in it. The terminal and the page say it."""
     torch = require("torch")
     metadata = {"memory_capacity": {"cpu/0": 64 * MIB}}

@@ -73,7 +73,7 @@ def inner(go: threading.Event) -> None:
 
 
 @pytest.mark.checklist("A8", "C14")
-def test_stacks_show_who_runs(output_dir: Path) -> None:
+def test_stacks_show_the_running_functions(output_dir: Path) -> None:
     """Functions that last are spans, each within its caller, on a row next to their thread's; stepscope's own are none."""
     memory = sc.exporters.MemoryExporter()
     options = sc.Options(journal=False)

@@ -145,7 +145,7 @@ async def test_the_newest_connection_has_the_stream(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("limit", ["max_bytes", "max_stream_bytes"])
-async def test_a_limit_of_bytes_is_kept(tmp_path: Path, limit: str) -> None:
+async def test_a_limit_of_bytes(tmp_path: Path, limit: str) -> None:
     """Nothing beyond it is written, what is there stays, and the client gets the status to come again."""
     async with collecting(tmp_path, **{limit: 500}) as running:
         async with welcomed(running) as one:

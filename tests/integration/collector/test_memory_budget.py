@@ -34,7 +34,7 @@ LIMIT = 1 << 20
 
 
 @given(st.lists(st.tuples(st.integers(1, 150), st.integers(0, 5)), max_size=40))
-def test_no_more_is_held_than_may_be(rows: list[tuple[int, int]]) -> None:
+def test_memory_of_messages_is_bounded(rows: list[tuple[int, int]]) -> None:
     """Waiting connections come in the order in which they asked, and in the end all have come."""
     budget = MemoryBudget(100)
     asked: list[Grant] = []
@@ -94,7 +94,7 @@ def test_lengths_are_known_when_messages_begin(data: st.DataObject) -> None:
 # a collector
 
 
-async def test_a_message_that_is_written_is_held_no_more(tmp_path: Path) -> None:
+async def test_a_written_message_takes_no_memory(tmp_path: Path) -> None:
     """A thousand exporters that are silent for a while use no memory for their last messages."""
     count, size = 4, 2 << 20
     async with collecting(tmp_path) as running, contextlib.AsyncExitStack() as stack:

@@ -97,7 +97,7 @@ def test_a_directory_removed_while_it_is_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "argument", [object(), [object()], {1: 2}, range(10**6), "x" * 10**6, 10**400, np.float32(1.5)]
 )
-def test_any_argument_is_kept_or_named(argument: object, output_dir: Path) -> None:
+def test_any_argument_is_recorded_or_named(argument: object, output_dir: Path) -> None:
     """No argument of a span raises, and no large one is recorded whole."""
     memory = sc.exporters.MemoryExporter()
     with sc.trace(exporters=[memory], output_dir=output_dir) as profiler, sc.span("work", value=argument):

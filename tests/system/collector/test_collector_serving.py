@@ -65,7 +65,7 @@ def test_it_ends_within_five_seconds(tmp_path: Path, number: signal.Signals) -> 
         assert "no token is set" in open_to and said and all(" rank 0 of job job (pid " in line for line in said)
 
 
-def test_it_says_how_to_stream_to_it_and_who_does(tmp_path: Path) -> None:
+def test_it_prints_how_to_stream_to_it_and_its_ranks(tmp_path: Path) -> None:
     """The line that it prints is what a training script needs; each stream's begin and end is a line of the log."""
     with collecting(tmp_path / "collected") as collector:
         assert collector.process.stdout is not None

@@ -91,7 +91,7 @@ def test_launches_are_linked_to_kernels(gpu: tuple[Block, list[dict[str, Any]]])
     assert (end["ts"], end["track"]) == (kernel["ts"], kernel["track"])
 
 
-def test_device_memory_and_counters_are_kept(gpu: tuple[Block, list[dict[str, Any]]]) -> None:
+def test_device_memory_and_counters_are_read(gpu: tuple[Block, list[dict[str, Any]]]) -> None:
     """An allocation on the device, and the numbers of a counter."""
     allocation, args = event_of(gpu, "cpu_instant_event", Kind.MEMORY)
     assert (allocation["value"], allocation["id"]) == (4096.0, 140_000_000_000_000)

@@ -161,7 +161,7 @@ def test_a_history_keeps_the_mean_of_all(samples: list[tuple[int, int]]) -> None
     assert len(all_means) <= min(len(samples), BUCKETS)
 
 
-def test_the_newest_steps_are_kept_one_by_one() -> None:
+def test_the_newest_steps_stay_one_by_one() -> None:
     """More than fit, in one block and in many."""
     for sizes in ([4000], [100] * 40, [7] * 150):
         times, total = StepTimes(), 0
@@ -266,7 +266,7 @@ def test_evicted_segments_are_counted() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 3), st.binary(max_size=80)), max_size=20))
-def test_any_frames_are_taken(frames: list[tuple[int, int, bytes]]) -> None:
+def test_any_frames_are_accepted(frames: list[tuple[int, int, bytes]]) -> None:
     """A frame with a right checksum may have any content."""
     stream = Stream("a" * 32, run_of())
     stream.add_frames(frames, 100, len(frames))

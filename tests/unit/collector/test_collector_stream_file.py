@@ -28,7 +28,7 @@ def take(file: StreamFile, first: int, count: int, size: int = 40, segment: int 
     return len(new_frames.frames)
 
 
-def test_frames_are_taken_once(tmp_path: Path) -> None:
+def test_frames_are_stored_once(tmp_path: Path) -> None:
     """A frame that is sent twice, whole or in part, is there once, byte by byte."""
     file = StreamFile(tmp_path, SYNC, RUN)
     assert [take(file, 0, 3), take(file, 0, 3), take(file, 1, 4), take(file, 5, 1), take(file, 2, 2)] == [3, 0, 2, 1, 0]

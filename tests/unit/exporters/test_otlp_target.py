@@ -78,7 +78,7 @@ def test_variables_say_where(monkeypatch: pytest.MonkeyPatch) -> None:
     assert target("traces", "http://argument:3").url == "http://argument:3/v1/traces"
 
 
-def test_variables_for_another_protocol_are_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variables_for_another_protocol_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     """A port that speaks gRPC would answer with nonsense."""
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc")
     assert target().url == "http://localhost:4318/v1/traces"

@@ -299,7 +299,7 @@ def test_any_heap(heap: bytes, length: int) -> None:
         ).map(lambda value: json.dumps(value).encode()),
     )
 )
-def test_foreign_json_is_taken_apart(text: bytes) -> None:
+def test_foreign_json_is_split(text: bytes) -> None:
     """JSON of a producer becomes lists, mappings and values if it is JSON, and a text if it is not."""
     key = strings.intern("k")
     heap = key.to_bytes(4, "little") + len(text).to_bytes(2, "little") + b"j\0" + text

@@ -181,7 +181,7 @@ def test_a_signal_while_a_text_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [row.name for row in log.rows] == ["x", "y"]
 
 
-def test_a_counter_says_what_it_was_given(tmp_path: Path) -> None:
+def test_the_error_of_a_counter_names_its_value(tmp_path: Path) -> None:
     """The value is in the trace, and the report counts it in words."""
     path = tmp_path / "t.json"
     with sc.trace(output_dir=tmp_path / "run", exporters=[sc.ChromeTraceExporter(path)]) as profiler:

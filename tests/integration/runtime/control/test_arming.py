@@ -239,7 +239,7 @@ def test_windows_of_whole_groups_of_steps(output_dir: Path) -> None:
     assert numbers(windows) == [list(range(4, 12)), list(range(16, 24))]
 
 
-def test_armed_windows_beside_those_of_a_schedule(output_dir: Path) -> None:
+def test_armed_windows_and_those_of_a_schedule(output_dir: Path) -> None:
     """They go where the schedule records nothing; what it records is not touched."""
     own = schedule(wait=4, warmup=0, active=2, repeat=2)
     with running(output_dir, schedule=own) as (profiler, windows):

@@ -96,7 +96,7 @@ def test_windows_by_the_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.checklist("A33", "F6")
-def test_a_request_is_taken_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_request_is_accepted_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Every profiler that follows the file remembers it, also after others; a request without a window can be made again."""
     with controlled(tmp_path) as (profiler, windows, path):
         for run_id in ("a", "b"):
@@ -130,7 +130,7 @@ def test_a_request_is_taken_once(tmp_path: Path, caplog: pytest.LogCaptureFixtur
 
 
 @pytest.mark.checklist("B18")
-def test_ranks_that_do_not_agree_say_who_was_asked(tmp_path: Path) -> None:
+def test_ranks_that_do_not_agree_name_the_one_that_was_asked(tmp_path: Path) -> None:
     """Rank 0 writes the status file, and does not record: that is no refusal."""
     with controlled(tmp_path, rank=0, control=Control(path=str(tmp_path), poll=0.01, agree=False)) as (
         profiler,

@@ -228,7 +228,7 @@ def test_closing_with_a_trigger_pending(output_dir: Path) -> None:
     profile.check_accounts()
 
 
-def test_a_files_name_that_is_taken(output_dir: Path) -> None:
+def test_a_files_name_that_exists(output_dir: Path) -> None:
     """Another run's window is left alone."""
     for _ in range(2):
         profile = Profile(output_dir, keep_newest=1, keep_slowest=0)

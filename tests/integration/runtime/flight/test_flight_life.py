@@ -183,7 +183,7 @@ def test_without_keep_last(output_dir: Path) -> None:
         assert not profiler.caught(ValueError())
 
 
-def test_beside_a_profiler_with_a_schedule(output_dir: Path) -> None:
+def test_with_a_profiler_that_has_a_schedule(output_dir: Path) -> None:
     """Both get what they asked for, whatever the other does."""
     profile = Profile(output_dir / "flight")
     other = sc.exporters.MemoryExporter()

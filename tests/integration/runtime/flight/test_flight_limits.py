@@ -115,7 +115,7 @@ def test_thousands_of_steps_in_bounded_memory(output_dir: Path) -> None:
     profile.check_accounts()
 
 
-def test_newest_and_slowest_are_kept(output_dir: Path) -> None:
+def test_newest_and_slowest_stay(output_dir: Path) -> None:
     """Everything else is deleted, in each exporter that has files by window; a file of all windows is left."""
     each, board, all_ = output_dir / "w{window}.json", output_dir / "board", output_dir / "all.json"
     exporters = [sc.ChromeTraceExporter(each), sc.tensorboard_trace_handler(board), sc.ChromeTraceExporter(all_)]

@@ -147,7 +147,7 @@ def test_killed_while_a_window_is_saved(tmp_path: Path, written: bool) -> None:
     assert names(recovered.journal)["work"] == 5
 
 
-def test_damaged_files_of_what_was_kept(tmp_path: Path) -> None:
+def test_damaged_files_of_stored_steps(tmp_path: Path) -> None:
     """Nothing in them is believed: damaged parts are passed over and reported, the rest comes back."""
     flight = Flight(tmp_path).of(
         'step(200, lambda: [sc.instant("x") for _ in range(40)]); assert profiler.flush(50); die()'

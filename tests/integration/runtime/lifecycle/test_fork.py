@@ -113,7 +113,7 @@ def test_a_child_of_a_task() -> None:
 
 
 @pytest.mark.checklist("F18")
-def test_forks_beside_threads_that_record() -> None:
+def test_forks_while_threads_record() -> None:
     """The child may record at once, with threads of its own; nobody waits for a lock, and the parent loses nothing."""
     (result,) = run("""
     done = threading.Event()

@@ -242,7 +242,7 @@ def test_on_trace_ready_gets_each_window_off_the_training_thread(kind: str, outp
     assert threading.main_thread().name not in threads
 
 
-def test_a_raising_callback_is_kept(output_dir: Path) -> None:
+def test_an_exception_of_a_callback_is_stored(output_dir: Path) -> None:
     """A second window still reaches it."""
     calls: list[int] = []
 
@@ -261,7 +261,7 @@ def test_a_raising_callback_is_kept(output_dir: Path) -> None:
         profiler.raise_errors()
 
 
-def test_a_schedule_that_fails_records_nothing_more_and_is_kept(output_dir: Path) -> None:
+def test_a_schedule_that_fails_records_nothing_more(output_dir: Path) -> None:
     """An unknown action or an exception of a user's schedule never reaches the loop."""
     memory = MemoryExporter()
 

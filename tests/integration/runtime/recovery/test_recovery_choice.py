@@ -100,7 +100,7 @@ def test_two_profilers_of_one_process(crash: Crash, capsys: pytest.CaptureFixtur
     assert any("not used" in note and "journal-2" in note for note in recovery.notes)
 
 
-def test_a_flight_recorder_beside_a_profiler(tmp_path: Path) -> None:
+def test_a_flight_recorder_and_a_profiler(tmp_path: Path) -> None:
     """It has no journal: the other's does not pass for it, and its stored steps come back whole."""
     (tmp_path / "session").mkdir()
     command = [sys.executable, "-c", FLIGHT, str(tmp_path / "run"), str(tmp_path / "session")]
@@ -173,7 +173,7 @@ def test_an_empty_journal_is_not_chosen(crash: Crash) -> None:
     assert recover(crash.run).source == crash.run / "journal"
 
 
-def test_a_copy_beside_the_journal(tmp_path: Path) -> None:
+def test_a_copy_next_to_the_journal(tmp_path: Path) -> None:
     """It bears the same id: the one that the note names is used, else the original."""
     original = ended(tmp_path / "journal", pid=7, id="1" * 32)
     (tmp_path / "journal.copy").write_bytes(original.read_bytes())

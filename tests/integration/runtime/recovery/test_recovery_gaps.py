@@ -32,7 +32,7 @@ DRAINED = {"nowhere else": "drain(1 << 18, 1 << 62), die()", "journal": "_core.d
 
 @pytest.mark.parametrize("policy", ["drop_newest", "drop_oldest"])
 @pytest.mark.parametrize("where", DRAINED)
-def test_a_drain_that_was_not_given_free(where: str, policy: str, crash: Crash) -> None:
+def test_a_drain_that_was_not_released(where: str, policy: str, crash: Crash) -> None:
     """A process that dies between the journal's write and the release of the rings leaves both."""
     crash.of(OVERFLOW.replace("POLICY", repr(policy)) + DRAINED[where], drain_interval=1000.0)
     for ring in crash.directory().glob("ring-*"):

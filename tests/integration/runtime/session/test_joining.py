@@ -87,7 +87,7 @@ def test_names(name: object) -> None:
         sc.join(name)  # type: ignore[arg-type]
 
 
-def test_a_name_that_is_given_later(process_tree: ProcessTree) -> None:
+def test_a_name_that_is_set_later(process_tree: ProcessTree) -> None:
     """It counts as long as nothing was recorded, and wins over what multiprocessing says."""
     process_tree.of(
         """

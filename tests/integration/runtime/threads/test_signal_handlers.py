@@ -44,7 +44,7 @@ def busy():
 """Is terminated while it has a lock that closing may need; then it sleeps."""
 
 
-def test_a_handler_that_was_put_back_just_now_finds_a_lock_held(tmp_path: Path) -> None:
+def test_a_handler_that_was_put_back_just_now_finds_a_lock_locked(tmp_path: Path) -> None:
     """It is called again when that is free."""
     ends(BUSY + WORK + RESTORED["saved and restored"] + "\nbusy()", tmp_path, printed="held\n")
 

@@ -68,7 +68,7 @@ profiler.close()
     ends(ELSEWHERE + HOLDER + script, tmp_path, code=0)
 
 
-def test_it_is_given_back_with_the_last_profiler(tmp_path: Path) -> None:
+def test_it_is_restored_with_the_last_profiler(tmp_path: Path) -> None:
     """Wherever each is opened and closed, and at once on several threads."""
     ends(
         ELSEWHERE
@@ -98,7 +98,7 @@ time.sleep(60)
     )
 
 
-def test_a_profiler_of_the_main_thread_beside_it(tmp_path: Path) -> None:
+def test_a_profiler_of_the_main_thread_as_well(tmp_path: Path) -> None:
     """It comes later and goes first: both are delivered."""
     (tmp_path / "second").mkdir()
     script = """

@@ -159,7 +159,7 @@ with profiler:
     )
 
 
-def test_the_disposition_is_given_back(tmp_path: Path) -> None:
+def test_the_disposition_is_restored(tmp_path: Path) -> None:
     """Without an open profiler SIGTERM is as it was; a handler that the program restored late does what it should."""
     run(
         """

@@ -168,7 +168,7 @@ def test_a_generator_function() -> None:
     assert not any(row.flags or row.parent for row in log.spans)
 
 
-def test_generators_take_what_they_are_given() -> None:
+def test_generators_get_values_and_exceptions() -> None:
     """`send`, `throw`, `close` and the value of `return` pass through."""
     with recording() as log:
         talk = counting(3)

@@ -159,7 +159,7 @@ def test_no_code_of_the_user_runs() -> None:
 
 
 @pytest.mark.parametrize(("number", "inline"), [(0, True), ((1 << 32) - 1, True), (1 << 32, False), (-1, False)])
-def test_one_small_number_is_held_in_the_record(number: int, inline: bool) -> None:
+def test_one_small_number_is_in_the_record(number: int, inline: bool) -> None:
     """The usual argument costs no further slot."""
     with recording() as log, span("x", number=number):
         pass
@@ -196,7 +196,7 @@ def test_all_arguments_together_are_bounded() -> None:
     assert _core.counts()["arguments_cut"] == cut + 3
 
 
-def test_references_are_given_back() -> None:
+def test_references_are_released() -> None:
     """Nothing keeps an argument alive, whether the span was entered, left by an exception or never used."""
     value, text = object(), f"a text of its own {id(object())}"
     before = sys.getrefcount(value), sys.getrefcount(text)

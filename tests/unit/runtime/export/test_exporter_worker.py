@@ -195,7 +195,7 @@ async def test_one_that_gets_the_end_need_not_be_cancelled(error: Exception | No
     assert [str(each) for each in worker.raised.errors] == ([str(error)] if error else [])
 
 
-async def test_one_that_closes_no_window_is_not_given_more_and_more(tmp_path: Path) -> None:
+async def test_one_that_closes_no_window_does_not_get_more_and_more(tmp_path: Path) -> None:
     """Windows are left out whole, and counted; when the exporter gets on, the next one says so."""
     exporter = MemoryExporter(hang_in="close_window")
     surplus = MAX_WINDOWS + 10

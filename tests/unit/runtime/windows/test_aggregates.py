@@ -163,7 +163,7 @@ def test_counter_values_that_are_not_finite_are_left_out_and_counted() -> None:
     assert aggregates.counts()["not_finite"] == 3
 
 
-def test_kinds_of_one_name_are_kept_apart() -> None:
+def test_kinds_of_one_name_have_own_rows() -> None:
     """A span, a counter and an instant may share a name; other kinds are not counted at all."""
     aggregates = Aggregates()
     for kind in Kind:
@@ -191,7 +191,7 @@ def test_spans_that_were_cut_are_counted() -> None:
     assert rows(aggregates)[FIRST, 0].count == 4
 
 
-def test_more_names_than_are_kept_apart_share_one_row() -> None:
+def test_names_beyond_the_limit_share_one_row() -> None:
     """Memory is bounded, and nothing is lost from the sums, also by merging."""
     extra = 1000
     names = 2**18 + np.arange(MAX_KEYS + extra)
