@@ -232,7 +232,7 @@ def test_dataloader_workers(tmp_path: Path) -> None:
 def test_callback_export(tmp_path: Path) -> None:
     """The slow window is exported, and that window only is in its file."""
     output = run("callback_export", tmp_path)
-    assert "kept slow-1.json.gz" in output
+    assert "saved slow-1.json.gz" in output
     assert {name for name in names_of(tmp_path / "slow-1.json.gz") if name.startswith("ProfilerStep")} == {
         "ProfilerStep#4",
         "ProfilerStep#5",
