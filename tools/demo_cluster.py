@@ -204,7 +204,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     place: Path = options.dir or Path(tempfile.mkdtemp(prefix="cluster-"))
     place.mkdir(parents=True, exist_ok=True)
-    status = _demonstrate(place, options.steps, given.picture)
+    status = _demonstrate(place, options.steps, options.picture)
     if options.dir is None and not status:
         shutil.rmtree(place)
         print("what it made is removed; --dir DIR leaves it there, to be looked at", flush=True)

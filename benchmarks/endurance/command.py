@@ -66,7 +66,10 @@ def measure(spans: int, rate: float, rates: Sequence[float], cycles: int, flight
     flight = long_run.run(flight_spans, rate, _print_progress, keep_last=FLIGHT_STEPS) if flight_spans else None
     if flight is not None:
         grown = flight.grown(lambda seen: seen.resident)
-        print(f"{flight_spans:,} spans, the last {FLIGHT_STEPS} steps kept: memory grew by {grown / MB:.1f} MB", flush=True)
+        print(
+            f"{flight_spans:,} spans, the last {FLIGHT_STEPS} steps kept: memory grew by {grown / MB:.1f} MB",
+            flush=True,
+        )
     seen: list[Cycles] = []
     for kind in Kind if cycles else ():
         seen.append(_cycles(kind, cycles))
@@ -200,7 +203,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rate", type=float, default=RATE, help=f"spans per second; default {RATE:,.0f}")
     parser.add_argument("--no-limits", action="store_true", help="do not look for the highest rate")
     parser.add_argument("--cycles", type=int, default=CYCLES, help="of each kind; 0 for none")
-    parser.add_argument("--flight-spans", type=int, default=FLIGHT_SPANS, help="spans of the run that keeps its last steps; 0 for none")
+    parser.add_argument(
+        "--flight-spans", type=int, default=FLIGHT_SPANS, help="spans of the run that keeps its last steps; 0 for none"
+    )
     parser.add_argument("--report", type=Path, metavar="FILE", help="write all that was seen there, as JSON")
     parser.add_argument("--from", type=Path, metavar="FILE", dest="read", help="measure nothing, read such a file")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="put the section into this page")

@@ -70,7 +70,9 @@ class LongRun(msgspec.Struct, kw_only=True):
         return statistics.median(map(of, last)) - statistics.median(map(of, second))
 
 
-def run(spans: int, rate: float, report: Callable[[Sample], object] = lambda sample: None, *, keep_last: int = 0) -> LongRun:
+def run(
+    spans: int, rate: float, report: Callable[[Sample], object] = lambda sample: None, *, keep_last: int = 0
+) -> LongRun:
     """Records spans in a process of its own, and watches it once a second.
 
     Args:

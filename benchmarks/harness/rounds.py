@@ -8,8 +8,8 @@ import msgspec
 
 from benchmarks.harness.row import Contender, Row, Sample, Tool
 from benchmarks.harness.scale import Scale
-from benchmarks.harness.worker_processes import WorkerProcesses, WorkerDiedError
 from benchmarks.harness.worker import Answer, Request
+from benchmarks.harness.worker_processes import WorkerDiedError, WorkerProcesses
 
 
 class Measured(msgspec.Struct, frozen=True):

@@ -235,7 +235,9 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     ran: set[str] = set() if partly else {_function(key) for key in _seen}
     gone = left_over(stored, path.parent) | {key for key in stored if _function(key) in ran and key not in _seen}
     gone |= {key for key, texts in _passed.items() if not texts}
-    new = {key: stored[key] for key in stored if key not in gone} | {key: texts for key, texts in _passed.items() if texts}
+    new = {key: stored[key] for key in stored if key not in gone} | {
+        key: texts for key, texts in _passed.items() if texts
+    }
     path.write_text(json.dumps(new, indent=1, ensure_ascii=False, sort_keys=True) + "\n", encoding="utf-8")
     for word, keys in (
         ("new", new.keys() - stored.keys()),

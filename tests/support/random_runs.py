@@ -235,7 +235,10 @@ def execute(plan: RunPlan, overflow: Overflow, ring_slots: int, ring_bytes: int,
         *(
             problem
             for each, exporters in zip(plan.profiler_plans, memories, strict=True)
-            if not each.pauses and not plan.long_span_steps and overflow != "drop_oldest" and not any(map(sum, _others(plan)))
+            if not each.pauses
+            and not plan.long_span_steps
+            and overflow != "drop_oldest"
+            and not any(map(sum, _others(plan)))
             for memory in exporters
             for problem in _windows(memory, by_step)
         ),

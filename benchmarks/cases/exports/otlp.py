@@ -7,8 +7,8 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
 from benchmarks.cases.exports.sink_server import sink
-from benchmarks.cases.tools.span_load import Span, emit
 from benchmarks.cases.tools.session import session
+from benchmarks.cases.tools.span_load import Span, emit
 from benchmarks.harness.peers import peer
 from benchmarks.harness.row import Contender, Round, Row, Sample, Tool
 from benchmarks.harness.scale import Scale

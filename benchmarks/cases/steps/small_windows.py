@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.cases.tools.paired_comparison import PairedComparison
-from benchmarks.cases.tools.span_load import Span
 from benchmarks.cases.tools.session import Accounts, scratch
+from benchmarks.cases.tools.span_load import Span
 from benchmarks.cases.tools.timing import empty, took
 from benchmarks.harness.peers import peer, torch_profile
 from benchmarks.harness.row import Contender, Round, Row, Sample, Tool

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from benchmarks.cases.streaming.collecting import Collecting, collecting
 from benchmarks.cases.streaming.collector import RATE, streamed
-from benchmarks.cases.tools.span_load import emit
 from benchmarks.cases.tools.session import scratch, session
+from benchmarks.cases.tools.span_load import emit
 from benchmarks.harness.peers import NotInstalledError
 from benchmarks.harness.row import Contender, Round, Row, Sample, Tool
 from benchmarks.harness.scale import Scale

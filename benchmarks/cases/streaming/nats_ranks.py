@@ -148,7 +148,13 @@ def main() -> None:
     options = parser.parse_args()
     asyncio.run(
         run(
-            options.url, options.team, options.ranks, options.seconds, every=options.every, steps=options.steps, frames=options.frames
+            options.url,
+            options.team,
+            options.ranks,
+            options.seconds,
+            every=options.every,
+            steps=options.steps,
+            frames=options.frames,
         )
     )
 

@@ -86,7 +86,9 @@ def run(ranks: int, rate: int, seconds: float, *, browser: str | None = None) ->
             result, sent = uvloop.run(_stream(collector, ranks, seconds, prepared, before, load, shown))
             if page is not None:
                 page.close(min(map(len, sent.values())) - 1)
-                result = msgspec.structs.replace(result, page_delay=_delay(display_delay.delays(sent, page.shown, whole=False)))
+                result = msgspec.structs.replace(
+                    result, page_delay=_delay(display_delay.delays(sent, page.shown, whole=False))
+                )
             return result
 
 

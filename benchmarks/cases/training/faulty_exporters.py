@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.cases.tools.paired_comparison import PairedComparison
 from benchmarks.cases.tools.network import Network
+from benchmarks.cases.tools.paired_comparison import PairedComparison
 from benchmarks.cases.tools.session import scratch
 from benchmarks.harness.row import Contender, Probe, Round, Row, Sample, Tool
 from benchmarks.harness.scale import Scale

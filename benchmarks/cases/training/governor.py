@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from benchmarks.cases.tools.small_operators import additions, live_operators
 from benchmarks.cases.tools.network import Network
 from benchmarks.cases.tools.session import session
+from benchmarks.cases.tools.small_operators import additions, live_operators
 from benchmarks.harness.row import Contender, Probe, Round, Row, Sample, Tool
 from benchmarks.harness.scale import Scale
 

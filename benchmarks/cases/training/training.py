@@ -7,10 +7,10 @@ from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any
 
-from benchmarks.cases.tools.paired_comparison import PairedComparison
-from benchmarks.cases.tools.span_load import Span
 from benchmarks.cases.tools.network import Network
+from benchmarks.cases.tools.paired_comparison import PairedComparison
 from benchmarks.cases.tools.session import Accounts, scratch
+from benchmarks.cases.tools.span_load import Span
 from benchmarks.harness.peers import opentelemetry_provider, peer, torch_profile, viztracer
 from benchmarks.harness.row import Contender, Probe, Round, Row, Sample, Tool
 from benchmarks.harness.scale import Scale

@@ -21,8 +21,8 @@ from stepscope.runtime.events import strings
 from stepscope.runtime.events.record import Kind
 from stepscope.runtime.schedule.detail import EVERYTHING
 from tests.support.basics import ROOT, missing
-from tests.support.operators import ARMED, environment, record, torch
 from tests.support.block_contents import texts
+from tests.support.operators import ARMED, environment, record, torch
 
 pytestmark = pytest.mark.needs("torch")
 

@@ -10,8 +10,8 @@ from stepscope.cli.programs.torch_program import LateTorch
 from stepscope.runtime.events import clock
 from stepscope.runtime.schedule.action import ProfilerAction
 from stepscope.runtime.schedule.detail import FULL, Detail
-from tests.support.operators import torch
 from tests.support.block_contents import texts
+from tests.support.operators import torch
 
 NONE, _, RECORD, _ = ProfilerAction
 

@@ -25,8 +25,8 @@ from stepscope.runtime.events.record import Kind
 from stepscope.runtime.schedule.action import ProfilerAction
 from stepscope.runtime.schedule.schedule import schedule
 from tests.support.basics import ROOT
-from tests.support.operators import record, torch, train
 from tests.support.block_contents import decoded, texts
+from tests.support.operators import record, torch, train
 
 pytestmark = pytest.mark.needs("torch")
 

@@ -24,9 +24,9 @@ from stepscope.runtime.events.record import Block, Flag, Kind, empty_block, join
 from stepscope.runtime.schedule.schedule import schedule
 from tests.integration.backends.test_itt import python
 from tests.support.basics import missing, require
+from tests.support.block_contents import texts
 from tests.support.messages import refused
 from tests.support.operators import ARMED, environment, record, torch, train
-from tests.support.block_contents import texts
 
 pytestmark = pytest.mark.needs("torch")
 

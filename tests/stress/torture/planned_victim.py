@@ -22,9 +22,9 @@ import stepscope as sc
 from stepscope.exporters.base import Exporter
 from tests.stress.torture.diary import Diary, Lane
 from tests.stress.torture.faulty_exporter_loop import neighbour
+from tests.stress.torture.faulty_parts import Unruly, delayed
 from tests.stress.torture.plan import Plan, Worker, draw
 from tests.stress.torture.strain import our_threads
-from tests.stress.torture.faulty_parts import Unruly, delayed
 from tests.stress.torture.victim import MAIN, begin, steps
 
 

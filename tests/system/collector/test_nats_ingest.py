@@ -33,8 +33,8 @@ from stepscope.exporters.stream import protocol
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.records import encode_record
 from tests.integration.collector.test_blocking_pool import HangingCall
-from tests.support.basics import poll
 from tests.support.background_task import running
+from tests.support.basics import poll
 from tests.support.jetstreams import Publisher, connected
 from tests.support.journals import frame_numbers
 from tests.support.nats import NatsServer

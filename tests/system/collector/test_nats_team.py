@@ -32,8 +32,8 @@ from stepscope.exporters.nats.names import PARTITIONS, Names, job_token, partiti
 from stepscope.exporters.nats.servers import NatsAccess, NatsLimits, Servers
 from stepscope.exporters.specimens import batch_of, run_in, spans
 from stepscope.exporters.stream.transport import LinkSettings
-from tests.support.basics import ROOT, poll
 from tests.support.background_task import running
+from tests.support.basics import ROOT, poll
 from tests.support.collecting import CollectorProcess, collecting
 from tests.support.jetstreams import NAMES, Publisher, connected, jetstream
 from tests.support.journals import frame_numbers

@@ -20,8 +20,8 @@ from stepscope.runtime.events.clock import ClockMapping
 from stepscope.runtime.events.record import Block, Kind, empty_block, join_blocks
 from stepscope.runtime.events.tracks import TrackKind
 from tests.support.basics import ROOT
-from tests.support.messages import refused
 from tests.support.block_contents import decoded, texts
+from tests.support.messages import refused
 
 GPU_TRACE = ROOT / "tests" / "support" / "data" / "kineto-gpu.json"
 WALL, OURS = 1_795_176_395_000_000_000, 5_000_000_000

@@ -144,7 +144,9 @@ def test_more_than_there_is_room_for(seed: int, most: int) -> None:
                     if len(open_spans) < want:
                         open_spans.append(span("held").__enter__())
                     else:
-                        open_spans.pop(choice.choice((-1, -1, choice.randrange(len(open_spans))))).__exit__(None, None, None)
+                        open_spans.pop(choice.choice((-1, -1, choice.randrange(len(open_spans))))).__exit__(
+                            None, None, None
+                        )
                     if choice.random() < 0.1:
                         with span("work"):
                             pass
@@ -229,7 +231,9 @@ def test_read_while_frames_are_moved(member: tuple[int, Path]) -> None:
     _, directory = member
     worker = Worker(directory, read_identity(directory))
     for _ in range(2000):
-        check_open_spans(worker.open_spans(_core.now() + LATER), OPEN - 1)  # while it reads, one may begin and another end
+        check_open_spans(
+            worker.open_spans(_core.now() + LATER), OPEN - 1
+        )  # while it reads, one may begin and another end
 
 
 def test_stopped_while_frames_are_moved(member: tuple[int, Path]) -> None:

@@ -27,10 +27,10 @@ from stepscope.runtime.requests.command import Command
 from stepscope.runtime.requests.end_change import EndChange
 from stepscope.runtime.steps.arming import MAX_WAITING
 from stepscope.runtime.steps.window_follower import WindowFollower
+from tests.support.background_loop import QUICK
 from tests.support.basics import ROOT, poll
 from tests.support.collectors import Running, collecting
 from tests.support.launch import launched
-from tests.support.background_loop import QUICK
 from tests.support.messages import refused
 
 # over the collector
@@ -121,7 +121,9 @@ async def test_all_ranks_of_a_collector_record_the_same_steps(
             async with ranks_at(running, tmp_path, 3):
                 assert (await order(running.url, steps=2))[0] == 401
                 for number in range(2):
-                    status, answer = await order(running.url, token=token, steps=3, run_id=f"r{number}", overlap="queue")
+                    status, answer = await order(
+                        running.url, token=token, steps=3, run_id=f"r{number}", overlap="queue"
+                    )
                     assert (status, answer["outcome"]) == (200, "done"), answer
                     assert answer["last"] == answer["first"] + 2
                     line = f"r{number} {answer['first']} {answer['last']} - -\n"
@@ -255,7 +257,9 @@ async def test_jobs_of_one_name_and_different_sizes_are_distinguished(tmp_path: 
     async with collecting(tmp_path / "collector") as running:
         async with ranks_at(running, small, 1, world=1), ranks_at(running, large, 2, world=2):
             status, answer = await order(running.url, steps=2)
-            assert status == 409 and answer["detail"].endswith("name 'job' job 'job x1', name 'job' job 'job x2'"), answer
+            assert status == 409 and answer["detail"].endswith("name 'job' job 'job x1', name 'job' job 'job x2'"), (
+                answer
+            )
             status, answer = await order(running.url, steps=2, run_id="small", job="job x1")
             assert answer["outcome"] == "done" and [rank["rank"] for rank in answer["ranks"]] == [0], answer
             await poll(lambda: len(_lines(small, 1, "small")) == 1)

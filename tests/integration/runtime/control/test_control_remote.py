@@ -21,9 +21,9 @@ from stepscope.runtime.control.entry_points.local_socket import peer_user
 from stepscope.runtime.requests.command import Command
 from stepscope.runtime.session.directory import session_of
 from stepscope.runtime.session.system import parent_of
+from tests.support.background_loop import QUICK, looping, wait
 from tests.support.basics import ROOT
 from tests.support.launch import launched, run_to_end
-from tests.support.background_loop import QUICK, looping, wait
 from tests.support.messages import check_messages, refused
 
 # over the socket

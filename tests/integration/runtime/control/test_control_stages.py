@@ -18,11 +18,11 @@ import stepscope as sc
 from stepscope.cli.main import main
 from stepscope.runtime.requests.window_request import WindowRequest
 from tests.integration.runtime.control.test_control_orders import order
+from tests.support.background_loop import QUICK
 from tests.support.basics import ROOT, poll, require
 from tests.support.collectors import Running, collecting
 from tests.support.control_jobs import Job, job, rank_settings
 from tests.support.launch import launched
-from tests.support.background_loop import QUICK
 
 RANKS = 3
 

@@ -247,7 +247,12 @@ def test_commands_while_a_file_is_half_written(tmp_path: Path, caplog: pytest.Lo
         wait(lambda: status(file)["state"] == "bad")
         assert time.monotonic() - began >= RETRY_S
         assert (
-            len(check_messages(caplog.records, "x.json cannot be followed", "the last valid content holds", snapshot=False)) == 1
+            len(
+                check_messages(
+                    caplog.records, "x.json cannot be followed", "the last valid content holds", snapshot=False
+                )
+            )
+            == 1
         )
         path.write_bytes(GOOD)
         command()

@@ -20,8 +20,8 @@ from stepscope.runtime.errors import TriggerError
 from stepscope.runtime.events.record import Flag, Kind
 from stepscope.runtime.flight.triggers.trigger import Evaluator
 from stepscope.runtime.journal.reader import JournalReader
-from tests.support.killed_programs import windows as read_windows
 from tests.support.flight_recording import Profile, When
+from tests.support.killed_programs import windows as read_windows
 
 
 def test_nothing_fires_nothing_is_written(output_dir: Path) -> None:

@@ -19,11 +19,11 @@ from stepscope.runtime.events.record import Kind
 from stepscope.runtime.flight.trigger_watch import MAX_WAITING, Fired, TriggerWatch
 from stepscope.runtime.flight.triggers.trigger import Evaluator, Finding, News, Trigger
 from tests.support.basics import ROOT, heed_interrupts
-from tests.support.killed_programs import windows as read_windows
+from tests.support.exceptions import LostForWords
 from tests.support.flight_recording import QUIET, Profile, When
+from tests.support.killed_programs import windows as read_windows
 from tests.support.launch import run_to_end
 from tests.support.messages import refused
-from tests.support.exceptions import LostForWords
 from tests.support.recording import run_program
 
 

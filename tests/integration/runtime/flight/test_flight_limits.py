@@ -18,8 +18,8 @@ from stepscope.runtime.errors import ProfilerStateError
 from stepscope.runtime.events.record import Flag, Kind
 from stepscope.runtime.flight.trigger_watch import MAX_FINDINGS
 from stepscope.runtime.flight.triggers.trigger import Evaluator, Finding, News
-from tests.support.killed_programs import windows as read_windows
 from tests.support.flight_recording import Profile, When
+from tests.support.killed_programs import windows as read_windows
 from tests.support.messages import refused
 from tests.support.recording import run_program
 

@@ -12,8 +12,8 @@ import pytest
 import stepscope as sc
 from stepscope.runtime.export.exporter import Exporter
 from stepscope.runtime.export.exporter_accounts import ExporterStatistics
-from tests.support.killed_programs import names
 from tests.support.flight_recording import Profile
+from tests.support.killed_programs import names
 from tests.support.launch import run_to_end
 
 EXPORTERS: dict[str, Callable[[Path], Exporter]] = {

@@ -22,9 +22,9 @@ from stepscope.runtime.errors import ClosedError
 from stepscope.runtime.events.record import Kind
 from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.schedule.action import ProfilerAction
+from tests.support.exceptions import LostForWords
 from tests.support.flight_recording import When
 from tests.support.messages import refused
-from tests.support.exceptions import LostForWords
 
 
 class Foreign(BaseException):

@@ -16,8 +16,8 @@ from stepscope.runtime.events.record import Block, Kind, empty_block
 from stepscope.runtime.overhead.controller import OverheadController
 from stepscope.runtime.overhead.meter import event_costs
 from stepscope.runtime.schedule.detail import FULL, MARKS_ONLY, Detail, DetailFilter
-from tests.support.messages import refused
 from tests.support.block_contents import texts
+from tests.support.messages import refused
 
 ABSURD = sc.control.OverheadBudget(fraction=0.0001, interval=0.02)
 RING = sc.Options().ring_slots

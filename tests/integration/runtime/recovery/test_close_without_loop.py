@@ -133,6 +133,8 @@ def test_the_exit_waits_for_a_loop_that_works_after_the_deadline(tmp_path: Path)
     """Closing is completed then, and no session directory stays; the log says so, and what to do."""
     (tmp_path / "sessions").mkdir()
     done = run(LATE, tmp_path)
-    check_messages(done.stderr, "Options.close_timeout", "0.1 s", snapshot=False)  # how much was closed by then is the machine's
+    check_messages(
+        done.stderr, "Options.close_timeout", "0.1 s", snapshot=False
+    )  # how much was closed by then is the machine's
     assert "there was not enough time" in done.stderr
     assert list((tmp_path / "sessions").iterdir()) == []

@@ -17,8 +17,8 @@ from stepscope.runtime.events.record import Kind
 from stepscope.runtime.journal.frame_reader import Damage
 from stepscope.runtime.recovery.recover import Recovery, recover
 from stepscope.runtime.session.file_lock import lock
-from tests.support.killed_programs import BODY, Crash, batches, names, open_names, windows
 from tests.support.journals import described
+from tests.support.killed_programs import BODY, Crash, batches, names, open_names, windows
 from tests.support.messages import refused
 from tests.support.nesting import chrome_problems
 

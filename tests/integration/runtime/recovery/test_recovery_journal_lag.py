@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from stepscope.runtime.recovery.recover import Recovery
-from tests.support.killed_programs import Crash, names, windows
 from tests.support.disks import small_disk
+from tests.support.killed_programs import Crash, names, windows
 
 SLOW = """
 import asyncio

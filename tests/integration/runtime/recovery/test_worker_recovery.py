@@ -15,8 +15,8 @@ from stepscope.runtime.events import strings, tracks
 from stepscope.runtime.events.record import Flag, Kind
 from stepscope.runtime.recovery.recover import Recovery, recover
 from tests.support.killed_programs import batches
-from tests.support.process_trees import START, ProcessTree, pair
 from tests.support.launch import launched
+from tests.support.process_trees import START, ProcessTree, pair
 
 PROGRAM = """
 def work(number):

@@ -11,8 +11,8 @@ import stepscope as sc
 from stepscope.runtime.errors import SessionError
 from stepscope.runtime.options import Options
 from stepscope.runtime.session.directory import make_session, parts, read_identity, read_options
-from tests.support.process_trees import ProcessTree
 from tests.support.messages import refused
+from tests.support.process_trees import ProcessTree
 
 ORPHANED = """
 import logging

@@ -11,8 +11,8 @@ import pytest
 from stepscope.runtime.journal.reader import JournalReader
 from tests.support.basics import ROOT, require
 from tests.support.killed_programs import names
-from tests.support.process_trees import ProcessTree
 from tests.support.launch import run_to_end
+from tests.support.process_trees import ProcessTree
 
 
 def check(process_tree: ProcessTree, expected: dict[tuple[str, str], int]) -> None:

@@ -31,8 +31,8 @@ from stepscope.runtime.lifecycle.join import leave
 from stepscope.runtime.threads import locks
 from stepscope.runtime.threads.background_call import BackgroundCall
 from stepscope.runtime.threads.user_code import replace
-from tests.support.killed_programs import names
 from tests.support.interrupting import interrupting
+from tests.support.killed_programs import names
 
 # A test that hangs does so in a lock: no handler of a signal ends it.
 pytestmark = pytest.mark.timeout(300, method="thread")

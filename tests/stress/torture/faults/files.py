@@ -250,7 +250,9 @@ def vanish(deed: Callable[[Path], object], place: Path, seed: int) -> Outcome:
     board = statistics.exporters[2].ledger
     if found != 160 or not board.dropped.get("deleted") or board.in_flight:
         problems.append(f"{found} spans of the other windows are there: {board}")
-    return Outcome(produced=produced, exported=found, dropped=produced - found, blocked_ns=blocked, problems=tuple(problems))
+    return Outcome(
+        produced=produced, exported=found, dropped=produced - found, blocked_ns=blocked, problems=tuple(problems)
+    )
 
 
 def remove(run: Path) -> None:

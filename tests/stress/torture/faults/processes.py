@@ -15,8 +15,8 @@ from pathlib import Path
 from stepscope.runtime.recovery.recover import recover
 from tests.stress.torture.fault import Fault, Outcome
 from tests.support.basics import missing
-from tests.support.process_trees import START, ProcessTree, pair
 from tests.support.launch import launched
+from tests.support.process_trees import START, ProcessTree, pair
 
 TIMED = """
 longest = 0

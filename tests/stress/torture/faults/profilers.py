@@ -191,7 +191,12 @@ def _bad_neighbours(directory: Path, seed: int) -> Outcome:
 def _slow_neighbour(directory: Path, seed: int) -> Outcome:
     """One has an exporter that gets on, but far too slowly: another flushes and closes as if it were alone, and the
     exporter next to the slow one has everything."""
-    memory, other_memory, timer, problems = sc.exporters.MemoryExporter(), sc.exporters.MemoryExporter(), Timer(), list[str]()
+    memory, other_memory, timer, problems = (
+        sc.exporters.MemoryExporter(),
+        sc.exporters.MemoryExporter(),
+        Timer(),
+        list[str](),
+    )
     slow = sc.exporters.MemoryExporter(name="slow", delay=0.2)
     crowded = sc.trace(
         exporters=[slow, other_memory],
