@@ -39,8 +39,8 @@ def case(request: pytest.FixtureRequest) -> Case:
 
 def epochs(memory: sc.exporters.MemoryExporter, case: Case) -> list[object]:
     """The numbers in the spans of epochs."""
-    told = zip(memory.names(), memory.events()["kind"].tolist(), memory.arguments(), strict=True)
-    return [arguments.get("epoch") for name, kind, arguments in told if (name, kind) == (case.epoch_span, Kind.SPAN)]
+    rows = zip(memory.names(), memory.events()["kind"].tolist(), memory.arguments(), strict=True)
+    return [arguments.get("epoch") for name, kind, arguments in rows if (name, kind) == (case.epoch_span, Kind.SPAN)]
 
 
 @pytest.mark.checklist("B3")

@@ -16,8 +16,8 @@ from tests.support.basics import ROOT, missing
 def planned(target: str, venv: Path, path: Path | None = None) -> str:
     """The commands that a target would run with its environment in a directory, and programs found in another one."""
     make = shutil.which("make") or missing("make", "Install it (on Debian: apt-get install make).")
-    kept = {name: value for name, value in os.environ.items() if name not in ("PYTHON", "MAKEFLAGS")}
-    variables = kept if path is None else {**kept, "PATH": str(path)}
+    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHON", "MAKEFLAGS")}
+    variables = environment if path is None else {**environment, "PATH": str(path)}
     return subprocess.run(
         [make, "--dry-run", f"VENV={venv}", target],
         cwd=ROOT,
@@ -59,7 +59,7 @@ def test_installed_packages_are_not_installed_again(made: Iterable[str], tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("runs", "taken"),
+    ("runs", "chosen"),
     [
         ({"python3.11": True, "python3.12": True}, "python3.11"),
         ({"python3.11": False, "python3.12": True, "python3.13": True}, "python3.12"),
@@ -67,10 +67,10 @@ def test_installed_packages_are_not_installed_again(made: Iterable[str], tmp_pat
         ({}, "python3.11"),
     ],
 )
-def test_the_first_python_that_runs_is_used(runs: dict[str, bool], taken: str, tmp_path: Path) -> None:
+def test_the_first_python_that_runs_is_used(runs: dict[str, bool], chosen: str, tmp_path: Path) -> None:
     """Of those that stepscope is for; where there is none, the shell says which one it has not found."""
     path = interpreters(tmp_path / "bin", runs)
-    assert f"{taken} -m venv {tmp_path / 'new'}" in planned("demo", tmp_path / "new", path)
+    assert f"{chosen} -m venv {tmp_path / 'new'}" in planned("demo", tmp_path / "new", path)
 
 
 def test_another_python_than_that_of_the_environment_is_refused(tmp_path: Path) -> None:

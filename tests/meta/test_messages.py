@@ -63,8 +63,8 @@ def suite(tmp_path: Path) -> Suite:
 
 def test_a_changed_message_fails_until_it_is_taken_over(suite: Suite) -> None:
     """The text is compared whole; what a path is in this run does not count."""
-    kept = suite.messages()
-    assert kept["test_some::test_first[2]"] == ["size is 2, below <tmp>"]
+    messages = suite.messages()
+    assert messages["test_some::test_first[2]"] == ["size is 2, below <tmp>"]
     assert suite.run().returncode == 0
     suite.write(TWO.replace("below", "under"))
     failed = suite.run()
@@ -72,18 +72,20 @@ def test_a_changed_message_fails_until_it_is_taken_over(suite: Suite) -> None:
     assert "`make messages`" in failed.stdout and "- size is 2, below <tmp>" in failed.stdout
     updated = suite.run("--update-messages", "-p", "xdist", "-n2")
     assert updated.returncode == 0 and "messages changed: test_some::test_first[2]" in updated.stdout, updated.stdout
-    assert suite.messages() == {key: [text.replace("below", "under") for text in texts] for key, texts in kept.items()}
+    assert suite.messages() == {
+        key: [text.replace("below", "under") for text in texts] for key, texts in messages.items()
+    }
     assert suite.run().returncode == 0
 
 
 @pytest.mark.parametrize("lacking", [TWO.replace("size is", "it is"), TWO.replace("run: stepscope recover", "run it")])
 def test_a_message_without_a_fact_is_not_taken_over(suite: Suite, lacking: str) -> None:
     """A test that failed leaves its messages as they are."""
-    kept = suite.messages()
+    messages = suite.messages()
     suite.write(lacking)
     failed = suite.run("--update-messages")
     assert failed.returncode == 1 and ("has no 'size'" in failed.stdout or "no message has 'stepscope" in failed.stdout)
-    assert suite.messages() == kept
+    assert suite.messages() == messages
 
 
 def test_obsolete_messages_are_removed_and_reported(suite: Suite) -> None:

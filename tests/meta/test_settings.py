@@ -40,11 +40,11 @@ def test_help_explains_every_field(kind: type[msgspec.Struct]) -> None:
 
 def test_fields_are_reported_with_type_default_and_range() -> None:
     """As a person would write them, whatever the annotations are made of."""
-    told = {field.name: (field.type, field.default, field.range) for field in fields_of(stepscope.Options)}
-    assert told["memory_bytes"] == ("int", "256 << 20", "at least 1 << 24")
-    assert told["ring_bytes"] == ("int | None", "None", "at least 1 << 12")
-    assert told["linger"] == ("float", "5.0", "at least 0")
-    assert told["session_dir"] == ("str | None", "None", "")
+    fields = {field.name: (field.type, field.default, field.range) for field in fields_of(stepscope.Options)}
+    assert fields["memory_bytes"] == ("int", "256 << 20", "at least 1 << 24")
+    assert fields["ring_bytes"] == ("int | None", "None", "at least 1 << 12")
+    assert fields["linger"] == ("float", "5.0", "at least 0")
+    assert fields["session_dir"] == ("str | None", "None", "")
     steps, *_ = fields_of(stepscope.FlightRecorder)
     assert (steps.default, steps.range) == (None, "1 to 1 << 16")
     limit = fields_of(stepscope.triggers.MemoryHigh)[1]

@@ -159,8 +159,8 @@ def job(
     machines = hosts or {(number,): () for number in range(len(ranks))}
     with ExitStack() as stack:
         for numbers, command in machines.items():
-            told = [msgspec.json.encode(ranks[number]).decode() for number in numbers]
-            program = [*command, sys.executable, "-m", module, *told]
+            arguments = [msgspec.json.encode(ranks[number]).decode() for number in numbers]
+            program = [*command, sys.executable, "-m", module, *arguments]
             running.processes[numbers[0]] = stack.enter_context(launched(program, cwd=ROOT))
         wait(
             lambda: all(each.late or (directory / f"ready-{each.rank}").exists() for each in ranks),

@@ -156,7 +156,7 @@ def writes_to(write: Callable[[str], object], stage: str) -> Callable[[Window], 
 
     def ready(window: Window) -> None:
         armed = window.metadata["armed"]
-        said = {
+        facts = {
             "run": armed.get("run_id", ""),
             "stage": stage,
             "steps": [step.number for step in window.steps],
@@ -165,7 +165,7 @@ def writes_to(write: Callable[[str], object], stage: str) -> Callable[[Window], 
             "trigger": armed["trigger"],
             "note": armed.get("note", ""),
         }
-        write(json.dumps(said) + "\n")
+        write(json.dumps(facts) + "\n")
 
     return ready
 

@@ -105,13 +105,13 @@ def become(request: dict[str, Any], streams: list[int], filters: int) -> None:
     sys.path[:0] = request["path"] + _path_of_environment()
     sys.argv, sys.orig_argv = request["argv"], request["command"]
     # Filters of the command line come before Python's own; modules have put theirs before both.
-    given: Any = warnings
-    modules = given.filters[:-filters]
-    del given.filters[:-filters]
+    module: Any = warnings
+    modules = module.filters[:-filters]
+    del module.filters[:-filters]
     sys.warnoptions += request["warnings"]
-    given._processoptions(request["warnings"])
-    given.filters[:0] = modules
-    given._filters_mutated()
+    module._processoptions(request["warnings"])
+    module.filters[:0] = modules
+    module._filters_mutated()
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()  # as Python does it for `random`
     thread: Any = threading.main_thread()

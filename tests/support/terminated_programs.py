@@ -64,13 +64,13 @@ def run(script: str, place: Path, *, code: int, number: int | None = None) -> st
     command = [sys.executable, *STRICT, "-c", START + script]
     with launched(command, cwd=place, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        said = ""
+        text = ""
         if number is not None:
-            said = process.stdout.readline()
+            text = process.stdout.readline()
             process.send_signal(number)
         out, errors = process.communicate(timeout=60)
     assert process.returncode == code, f"{process.returncode}: {errors}"
-    return f"{said}{out}"
+    return f"{text}{out}"
 
 
 def ends(

@@ -133,13 +133,13 @@ def test_a_cut_journal(tmp_path: Path) -> None:
     whole = write(tmp_path / "whole", *np.array_split(steps_of(60), 6))
     data = (whole / "journal").read_bytes()
     borders = frame_borders(data)
-    told: list[int] = []
+    counts: list[int] = []
     for number, end in enumerate(sorted({*borders[2:], *(border + 7 for border in borders[2:-1])})):
         cut = tmp_path / str(number)
         cut.mkdir()
         (cut / "journal").write_bytes(data[:end])
-        told.append(count_of(answered(cut)))
-    assert told == sorted(told) and told[0] == 0 and told[-1] == 60
+        counts.append(count_of(answered(cut)))
+    assert counts == sorted(counts) and counts[0] == 0 and counts[-1] == 60
     (tmp_path / "first").mkdir()
     (tmp_path / "first" / "journal").write_bytes(data[: borders[0] + 5])
     with pytest.raises(FormatError, match="no recording"):

@@ -54,8 +54,8 @@ def test_waiting_and_bandwidth_of_ranks(tmp_path: Path) -> None:
     )
     for ranks in (first, second):
         assert ranks["barrier"].wait_ns is None and ranks["barrier"].bytes is None, "ranks call it differently often"
-    said = " ".join(str(answer).split())
-    assert "Collectives " in said and " a step in all_reduce (1 call), of that " in said
+    text = " ".join(str(answer).split())
+    assert "Collectives " in text and " a step in all_reduce (1 call), of that " in text
     page = report_html(tmp_path)
     assert "Waiting for ranks" in page and "not known" in page
 

@@ -101,8 +101,8 @@ def test_data_of_a_loader_of_the_programs_own(tmp_path: Path) -> None:
             time.sleep(0.004)
         span("work", 0.001)
 
-    said = str(explain(record(tmp_path / "run", step)))
-    assert "load takes" in said and "cheaper" in said and "DataLoader" not in said, said
+    text = str(explain(record(tmp_path / "run", step)))
+    assert "load takes" in text and "cheaper" in text and "DataLoader" not in text, text
 
 
 @pytest.mark.checklist("D13")
@@ -132,11 +132,11 @@ def test_the_numbers_of_a_pipeline(tmp_path: Path) -> None:
     assert (map_.filled, map_.empty, generator.filled, generator.used_per_worker) == (12.5, 0, 100, None)
     assert (pipeline.advice[0].kind, pipeline.advice[0].operator) == ("slower", "Map(id=1)")
     text = stepscope("explain", str(run), cwd=tmp_path).stdout
-    said = " ".join(text.split())
-    assert "Data pipeline of MindSpore; the loop waited 3.00ms for a batch on average" in said
-    assert "the processors are 87% busy; the slowest operator is Map(id=1)" in said
-    assert f"{pipeline.advice[0].text}. Try num_parallel" in said
-    assert "Map(id=1) 3 20% 2.0 of 16 12% 0%" in said and "Generator(id=2) 1 – 16.0 of 16 100% 0%" in said
+    message = " ".join(text.split())
+    assert "Data pipeline of MindSpore; the loop waited 3.00ms for a batch on average" in message
+    assert "the processors are 87% busy; the slowest operator is Map(id=1)" in message
+    assert f"{pipeline.advice[0].text}. Try num_parallel" in message
+    assert "Map(id=1) 3 20% 2.0 of 16 12% 0%" in message and "Generator(id=2) 1 – 16.0 of 16 100% 0%" in message
     page = report_html(run)
     assert pipeline.advice[0].text in page and ">12 %</td>" in page
     assert "a batch for 3.00ms on average. The processors are 87 % busy" in page
@@ -201,15 +201,15 @@ def test_a_counter_that_is_no_number(tmp_path: Path) -> None:
     assert finding.steps == (25,) and "loss" in finding.title
 
 
-@pytest.mark.parametrize(("steps", "said"), [(0, "Steps are missing"), (1, "Steps are missing"), (5, "5 steps were")])
-def test_too_few_steps_are_refused(steps: int, said: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("steps", "text"), [(0, "Steps are missing"), (1, "Steps are missing"), (5, "5 steps were")])
+def test_too_few_steps_are_refused(steps: int, text: str, tmp_path: Path) -> None:
     """With the reason and what to record; the few are shown all the same."""
     with sc.trace(output_dir=tmp_path / "run") as profiler:
         for _ in range(steps):
             span("work", 0.001)
             profiler.step()
     answer = explain(tmp_path / "run")
-    assert answer.refused and said in answer.refused and not answer.findings
+    assert answer.refused and text in answer.refused and not answer.findings
 
 
 def test_there_is_nothing(tmp_path: Path) -> None:
@@ -232,15 +232,15 @@ def test_a_loop_of_python_alone_is_no_fault(tmp_path: Path) -> None:
     assert answer.verdict.startswith("No fault that is known. 1") and not answer.findings
 
 
-@pytest.mark.parametrize(("samples", "said"), [(2, False), (12, True)])
-def test_a_few_samples_name_no_place(samples: int, said: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("samples", "reported"), [(2, False), (12, True)])
+def test_a_few_samples_name_no_place(samples: int, reported: bool, tmp_path: Path) -> None:
     """Where no fault is known."""
     recording = sc.load(record(tmp_path / "run", lambda _: time.sleep(0.001)))
     summary = RankSummary(recording.ranks[0])
     at = int(summary.judged_steps["begin"][3])
     summary.samples = [Sample(at + number, "<module> (/p/own.py:14)", "R", "") for number in range(samples)]
     verdict = judge(recording, [summary]).verdict
-    assert verdict.startswith("No fault that is known.") and ("own.py:14" in verdict) is said
+    assert verdict.startswith("No fault that is known.") and ("own.py:14" in verdict) is reported
 
 
 def first_of(directory: Path, program: str) -> Finding:

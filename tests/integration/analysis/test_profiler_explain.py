@@ -112,8 +112,8 @@ def test_a_process_that_takes_no_part(tmp_path: Path) -> None:
         os.wait()
         profiler.close()
     """
-    said = output_of(program, str(tmp_path / "run"))
-    assert "refused: Nothing was recorded: " in said and "forked" in said
+    output = output_of(program, str(tmp_path / "run"))
+    assert "refused: Nothing was recorded: " in output and "forked" in output
 
 
 def test_parts_of_a_page(tmp_path: Path) -> None:
@@ -131,8 +131,8 @@ def test_parts_of_a_page(tmp_path: Path) -> None:
         "explain": (html_of(profiler.explain()), "Input-bound"),
         "report": (html_of(profiler.report()), "balanced"),
     }
-    for name, (html, said) in parts.items():
-        assert said in html, name
+    for name, (html, text) in parts.items():
+        assert text in html, name
         assert html.startswith('<div class="stepscope note">') and "<script" not in html and "\x1b" not in html, name
         assert "<b>" not in html, name
     assert "&lt;b&gt;" in parts["aggregates"][0] and "&lt;b&gt;" in parts["profiler"][0]

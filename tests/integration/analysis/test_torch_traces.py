@@ -149,8 +149,8 @@ def test_a_trace_without_steps_has_device_facts(tmp_path: Path) -> None:
     assert "GPU 0 idles 79% of the time" in shown(path) and "idles 79 % of the time" in answer_html(answer)
     page = report_html(path)
     assert "GPU 0: idle 79 % of the time" in page and "No steps were recorded" in page
-    told = json.loads(stepscope("explain", "--json", path, cwd=tmp_path).stdout)
-    assert told["ranks"][0]["devices"][0]["computation_ns"] == 6_000_000
+    report = json.loads(stepscope("explain", "--json", path, cwd=tmp_path).stdout)
+    assert report["ranks"][0]["devices"][0]["computation_ns"] == 6_000_000
 
 
 def test_a_directory_of_ranks(tmp_path: Path) -> None:
@@ -181,7 +181,7 @@ def test_a_directory_of_ranks(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "data", "said"),
+    ("name", "data", "text"),
     [
         ("a.json", b"", "empty"),
         ("a.json", b" \n", "empty"),
@@ -198,10 +198,10 @@ def test_a_directory_of_ranks(tmp_path: Path) -> None:
         ("trace", b"\x1f\x8b", "is cut"),
     ],
 )
-def test_files_that_are_no_traces(name: str, data: bytes, said: str, tmp_path: Path) -> None:
+def test_files_that_are_no_traces(name: str, data: bytes, text: str, tmp_path: Path) -> None:
     """One error says what is wrong with which file."""
     (tmp_path / name).write_bytes(data)
-    with pytest.raises(FormatError, match=said) as caught:
+    with pytest.raises(FormatError, match=text) as caught:
         sc.load(tmp_path / name)
     assert name in str(caught.value)
     done = stepscope("explain", tmp_path / name, cwd=tmp_path)

@@ -79,7 +79,7 @@ async def test_each_run_of_the_device_is_delivered_once(export: dict[str, Any]) 
     ours: Counter[Run] = Counter()
     behind = 0
     for delivery in sink.deliveries:
-        for event, said in zip(delivery.events, decoded(delivery.events, delivery.args), strict=True):
+        for event, args in zip(delivery.events, decoded(delivery.events, delivery.args), strict=True):
             category = strings.text(int(event["category"]))
             ends = int(event["ts"]) + int(event["dur"])
             if delivery.launched_before is not None:
@@ -91,7 +91,7 @@ async def test_each_run_of_the_device_is_delivered_once(export: dict[str, Any]) 
                 behind += ends > until
                 name = strings.name_of(event)[:200]
                 ours[
-                    category, name, said["stream"], said["correlation"], int(event["ts"]) - base, int(event["dur"])
+                    category, name, args["stream"], args["correlation"], int(event["ts"]) - base, int(event["dur"])
                 ] += 1
     assert ours == runs_of_torch(export)
     assert behind > 900, "nearly all of the last step ran after its end"

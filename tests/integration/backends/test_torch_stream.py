@@ -198,9 +198,9 @@ def test_without_arming_auto_falls_back_and_says_so(tmp_path: Path) -> None:
         f"with sc.trace(backends=[TorchBackend()], output_dir={str(tmp_path / 'second')!r}): pass\n"
         "print(logged.getvalue().count('which costs several times as much: operators cannot arrive live'))"
     )
-    said, refused, warnings = python(code, **environment()).splitlines()
+    text, refused, warnings = python(code, **environment()).splitlines()
     assert warnings == "1"
-    assert said.startswith("kineto True kineto mode was taken: operators cannot arrive live: torch was imported before")
+    assert text.startswith("kineto True kineto mode was taken: operators cannot arrive live: torch was imported before")
     assert "operators cannot arrive live: torch was imported before stepscope" in refused
 
 

@@ -111,7 +111,7 @@ def test_start_and_stop_on_a_servers_thread(tmp_path: Path) -> None:
 @pytest.mark.parametrize("again", ["kineto", "nothing"])
 def test_the_thread_that_started_has_ended(again: str, tmp_path: Path) -> None:
     """Its recording is lost, which is reported; the process does not crash, and the next profiler records."""
-    told = run(
+    results = run(
         f"""
         a = new("a")
         elsewhere(lambda: (a[0].start(), add()))
@@ -126,9 +126,9 @@ def test_the_thread_that_started_has_ended(again: str, tmp_path: Path) -> None:
         """,
         tmp_path,
     )
-    assert "has ended" in told[0][2]
+    assert "has ended" in results[0][2]
     if again == "kineto":
-        assert told[1] == [1, "", ""]
+        assert results[1] == [1, "", ""]
 
 
 def test_nothing_of_a_recording_stays_where_there_was_no_time_for_it(tmp_path: Path) -> None:

@@ -222,7 +222,7 @@ def test_operators_of_torch_on_another_thread(mode: str, tmp_path: Path) -> None
 @pytest.mark.needs("torch")
 def test_a_region_of_torch_where_nothing_else_is(tmp_path: Path) -> None:
     """The note of operators that arrive live says that there were no operators: the region is an event, and is recorded."""
-    (told,) = run(
+    (result,) = run(
         """
         memory = sc.exporters.MemoryExporter()
         profiler = sc.trace(backends=[sc.TorchBackend("stream")], exporters=[memory], output_dir="/tmp/unused-region", start=False)
@@ -239,6 +239,6 @@ def test_a_region_of_torch_where_nothing_else_is(tmp_path: Path) -> None:
         """,
         tmp_path,
     )
-    region, note = told
+    region, note = result
     assert region == 1
     assert "'MainThread' (" in note and "and recorded no operators there, while the thread " in note

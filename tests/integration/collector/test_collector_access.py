@@ -54,12 +54,12 @@ def test_nothing_is_reported_without_the_token(tmp_path: Path) -> None:
         trained(collector.url, 0, token=TOKEN)
         until(lambda: collector.get("/v1/job", headers=ALLOWED)["ended"])
         assert b"stepscope_ranks" in ask(f"{collector.url}/metrics", headers=ALLOWED).body
-        said = "".join(collector.stop())
+        output = "".join(collector.stop())
     files = [tmp_path / "runs" / name for name in ("audit.jsonl", "refused.jsonl")]
     audit = [json.loads(line) for file in files for line in file.read_text().splitlines()]
     assert [line["action"] for line in audit[:-1] if line["action"] != "refused"] == ["start", "stream", "stop"]
     assert max(line.get("refused", 0) for line in audit) >= 5
-    assert TOKEN not in said + json.dumps(audit)
+    assert TOKEN not in output + json.dumps(audit)
     assert all(file.stat().st_mode & 0o777 == 0o600 for file in files)
 
 
@@ -70,9 +70,9 @@ def test_a_refusal_is_a_line_with_the_reason(tmp_path: Path) -> None:
             connect(stream_url(collector.url))
         with pytest.raises(OSError):
             ask(collector.url.replace("http", "https") + "/healthz")
-        said = collector.stop()[1].splitlines()
-    assert len(said) == 2 and all(" 127.0.0.1" in line and "is refused: " in line for line in said), said
-    assert "the collector's token" in said[0] and "it speaks no HTTP" in said[1]
+        output = collector.stop()[1].splitlines()
+    assert len(output) == 2 and all(" 127.0.0.1" in line and "is refused: " in line for line in output), output
+    assert "the collector's token" in output[0] and "it speaks no HTTP" in output[1]
 
 
 def test_a_token_from_the_environment_may_end_with_a_line(tmp_path: Path) -> None:

@@ -115,12 +115,12 @@ def test_problems(finished: CollectorProcess, path: str, status: int) -> None:
     """A request that cannot be answered gets the reason, in the form of RFC 9457."""
     answer = ask(finished.url + path.replace("STREAM", finished.ranks()[0]["stream"]))
     assert (answer.status, answer.headers["content-type"]) == (status, "application/problem+json")
-    told = answer.json()
-    assert told["status"] == status and told["title"] and told["detail"]
+    problem = answer.json()
+    assert problem["status"] == status and problem["title"] and problem["detail"]
 
 
 @pytest.mark.parametrize(
-    ("query", "said"),
+    ("query", "text"),
     [
         ("limit=0", "limit must be a whole number >= 1, got str: '0'"),
         ("limit=many", "limit must be a whole number, got str: 'many'"),
@@ -128,10 +128,10 @@ def test_problems(finished: CollectorProcess, path: str, status: int) -> None:
         ("limit=1&limit=2", "limit is there twice"),
     ],
 )
-def test_wrong_parameters(finished: CollectorProcess, query: str, said: str) -> None:
+def test_wrong_parameters(finished: CollectorProcess, query: str, text: str) -> None:
     """They are named with their value."""
     answer = ask(f"{finished.url}/v1/windows?{query}")
-    assert answer.status == 400 and f"a parameter is wrong: {said}" in answer.json()["detail"]
+    assert answer.status == 400 and f"a parameter is wrong: {text}" in answer.json()["detail"]
 
 
 def test_other_methods_are_refused(finished: CollectorProcess) -> None:
@@ -166,14 +166,14 @@ def test_the_openapi_document(finished: CollectorProcess) -> None:
     require("openapi_spec_validator").validate(document)
     schema: Any = require("jsonschema").Draft202012Validator
     stream = finished.ranks()[0]["stream"]
-    given = {"rank": "job-0", "stream": stream, "window": "0", "kind": "chrome"}
+    parameters = {"rank": "job-0", "stream": stream, "window": "0", "kind": "chrome"}
     checked = 0
     for path, operations in document["paths"].items():
         content = operations.get("get", {}).get("responses", {}).get("200", {}).get("content", {})
         if "application/json" not in content:
             continue
         address = path
-        for name, value in given.items():
+        for name, value in parameters.items():
             address = address.replace("{" + name + "}", value)
         expected = {**content["application/json"]["schema"], "components": document["components"]}
         schema(expected).validate(finished.get(address))

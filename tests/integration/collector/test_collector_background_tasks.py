@@ -71,7 +71,7 @@ async def test_everybody_sees_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 async def test_live_events_that_cannot_be_reported_any_more() -> None:
     """A listener is disconnected instead of waiting for ever, and a new connection gets the state again."""
     faults = [ValueError("a fault of ours")]
-    told: list[BaseException] = []
+    errors: list[BaseException] = []
     looks = 0
 
     def stored(discarded: int) -> StorageView | None:
@@ -81,10 +81,10 @@ async def test_live_events_that_cannot_be_reported_any_more() -> None:
             raise faults.pop()
         return None
 
-    events = LiveEvents(Live(Streams(8), Downloads(Path("/nowhere")), exposed=False, storage=stored), told.append)
+    events = LiveEvents(Live(Streams(8), Downloads(Path("/nowhere")), exposed=False, storage=stored), errors.append)
     heard = [chunk async for chunk in events.listen()]
     assert b"snapshot" in heard[0] and heard[-1].startswith(b"event: end")
-    assert [str(error) for error in told] == ["a fault of ours"]
+    assert [str(error) for error in errors] == ["a fault of ours"]
     again = events.listen()
     assert b'"full":true' in await anext(again)
     assert b'"full":false' in await anext(again)

@@ -173,10 +173,10 @@ async def test_a_writer_without_a_thread_is_reported(tmp_path: Path, monkeypatch
             async with connected(running.url) as one:
                 await one.send(hello())
                 assert isinstance(welcome := await answer(one), protocol.Welcome) and welcome.next == 0
-                said = await send_frames(one, 0, 5)
-                assert isinstance(said, expected), said
-                if isinstance(said, protocol.Refused):
-                    assert said.retry and "can't start new thread" in said.reason
+                response = await send_frames(one, 0, 5)
+                assert isinstance(response, expected), response
+                if isinstance(response, protocol.Refused):
+                    assert response.retry and "can't start new thread" in response.reason
     assert failed and running.journal().read_bytes() == fmt.encode_file_header(SYNC) + frames(0, 5)
 
 
@@ -226,17 +226,17 @@ def test_steps_beyond_what_exporters_send_at_once_are_not_unpacked(monkeypatch: 
     block["kind"], block["ts"] = int(Kind.SPAN), range(60_000)
     payloads = [payload for _, payload in events_payloads(EventBatch("steps", 0, block, b""))]
     stream = Stream(STREAM, run_record(a_run(Path("/")), 0))
-    taken: list[int] = []
+    descriptors: list[int] = []
     add = stream.steps.add_events
 
     def noted(events: Block, offset: int, first: int, last: int) -> None:
-        taken.append(len(events))
+        descriptors.append(len(events))
         add(events, offset, first, last)
 
     monkeypatch.setattr(stream.steps, "add_events", noted)
     all_frames = [(int(fmt.FrameType.EVENTS), 0, memoryview(payload)) for payload in payloads] * 4
     stream.add_frames(all_frames, 1, len(all_frames))
-    assert sum(taken) * 64 <= 8 << 20 < stream.events * 64
+    assert sum(descriptors) * 64 <= 8 << 20 < stream.events * 64
 
 
 OTHER = "fedcba9876543210" * 2

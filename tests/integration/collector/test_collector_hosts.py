@@ -74,12 +74,12 @@ def test_the_names_of_the_certificate_are_ours(tmp_path: Path, certificate: tupl
     """And the address that it listens on; a list takes their place."""
     names = "DNS:Head.example,DNS:*.cluster.example,IP:10.1.2.3,IP:fe80::1"
     made, key = certify(tmp_path, names)
-    given: dict[str, Any] = {"directory": tmp_path, "certificate": made, "key": key}
+    settings: dict[str, Any] = {"directory": tmp_path, "certificate": made, "key": key}
     certified = frozenset({"head.example", "*.cluster.example", "10.1.2.3", "fe80::1"})
-    assert hosts_of(CollectorSettings(host="0.0.0.0", **given)) == certified
-    assert hosts_of(CollectorSettings(host="10.9.9.9", insecure=True, **given)) == certified | {"10.9.9.9"}
-    assert hosts_of(CollectorSettings(host="0.0.0.0", allowed_hosts=("a", "B"), **given)) == frozenset("ab")
-    assert hosts_of(CollectorSettings(**given)) == frozenset(), "on loopback there is no other name"
+    assert hosts_of(CollectorSettings(host="0.0.0.0", **settings)) == certified
+    assert hosts_of(CollectorSettings(host="10.9.9.9", insecure=True, **settings)) == certified | {"10.9.9.9"}
+    assert hosts_of(CollectorSettings(host="0.0.0.0", allowed_hosts=("a", "B"), **settings)) == frozenset("ab")
+    assert hosts_of(CollectorSettings(**settings)) == frozenset(), "on loopback there is no other name"
     assert hosts_of(CollectorSettings(directory=tmp_path, host="10.9.9.9")) == frozenset({"10.9.9.9"})
     assert hosts_of(CollectorSettings(directory=tmp_path, host="10.9.9.9", insecure=True)) is None
     options = (*EVERYWHERE, "--certificate", str(made), "--key", str(key))
@@ -191,9 +191,9 @@ def test_client_certificates(tmp_path: Path, certificate: tuple[Path, Path], cli
         command = ("deliver", str(tmp_path / "run"), *command[2:-2], "--timeout", "10")
         done = stepscope(*command, "--certificate", str(shown), "--key", str(its_key), cwd=tmp_path)
         assert done.returncode == 0 and "delivered" in done.stdout, done.stderr
-        said = collector.stop()[1]
-    assert "127.0.0.1" in said and "it shows no certificate (--client-ca)" in said
-    assert "its certificate is not valid: " in said and "Traceback" not in said
+        output = collector.stop()[1]
+    assert "127.0.0.1" in output and "it shows no certificate (--client-ca)" in output
+    assert "its certificate is not valid: " in output and "Traceback" not in output
 
 
 async def test_an_exporter_shows_its_certificate(

@@ -101,8 +101,8 @@ def test_each_scope_allows_its_own_requests(tmp_path: Path) -> None:
             f"{READ}-2": {"read"},
             CONTROL: {"read", "control"},
         }.items():
-            status, told = sends(token)
-            assert status == (426 if "ingest" in scopes else 403), (token, told)  # it does not offer the protocol
+            status, answer = sends(token)
+            assert status == (426 if "ingest" in scopes else 403), (token, answer)  # it does not offer the protocol
             assert ask(f"{collector.url}/v1/jobs", bearer(token)).status == (200 if "read" in scopes else 403)
             for path in ("/v1/events", "/metrics", f"/v1/streams/{'a' * 32}/journal"):
                 if "read" not in scopes:
@@ -116,8 +116,8 @@ def test_each_scope_allows_its_own_requests(tmp_path: Path) -> None:
         for token in (f"{READ}x", READ[:-1], f"{READ} {READ}-2", ""):
             assert (orders(token).status, ask(f"{collector.url}/v1/jobs", bearer(token)).status) == (401, 401)
         assert sends("x" * 20)[0] == 401
-        said = "".join(collector.stop())
-    assert not any(token in said for token in (ADMIN, INGEST, READ, CONTROL))
+        output = "".join(collector.stop())
+    assert not any(token in output for token in (ADMIN, INGEST, READ, CONTROL))
 
 
 def test_a_path_written_in_another_way_needs_the_same_scope(tmp_path: Path) -> None:
@@ -267,9 +267,9 @@ def events(url: str, token: str) -> Generator[dict[str, Any]]:
     connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=40)
     try:
         connection.request("GET", "/v1/events", headers=bearer(token))
-        told = connection.getresponse()
-        assert told.status == 200
-        while not (line := told.readline()).startswith(b"data:"):
+        response = connection.getresponse()
+        assert response.status == 200
+        while not (line := response.readline()).startswith(b"data:"):
             assert line
         yield json.loads(line[5:])
     finally:
@@ -361,20 +361,20 @@ def test_live_events_end_with_their_token(tmp_path: Path) -> None:
     with collecting_apart(tmp_path / "c", *options(files)) as collector:
         parts = urlsplit(collector.url)
         with contextlib.ExitStack() as opened:
-            told: dict[str, http.client.HTTPResponse] = {}
+            streams: dict[str, http.client.HTTPResponse] = {}
             for token in (READ, f"{READ}-2"):
                 connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=40)
                 opened.callback(connection.close)
                 connection.request("GET", "/v1/events", headers=bearer(token))
-                told[token] = opened.enter_context(connection.getresponse())
-                assert told[token].readline() == b"event: snapshot\n"
+                streams[token] = opened.enter_context(connection.getresponse())
+                assert streams[token].readline() == b"event: snapshot\n"
             replace(files["read_token_file"], f"{READ}-2")
             with pytest.raises(http.client.IncompleteRead):
-                told[READ].read()
+                streams[READ].read()
             for _ in range(10):
-                assert told[f"{READ}-2"].readline()
-        said = collector.stop()[1]
-    assert WITHDRAWN in said and "ASGI" not in said and "Traceback" not in said
+                assert streams[f"{READ}-2"].readline()
+        output = collector.stop()[1]
+    assert WITHDRAWN in output and "ASGI" not in output and "Traceback" not in output
 
 
 async def test_an_exporter_goes_on_with_the_next_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -469,8 +469,8 @@ def test_a_file_that_is_invalid_at_the_start_is_refused(
         Tokens(CollectorSettings(directory=tmp_path, **files))
     assert READ not in str(caught.value)
     assert main(["collect", "--dir", str(tmp_path / "c"), *options(files), "--port", "0"]) == 1
-    told = capsys.readouterr().err
-    assert facts[0] in told and READ not in told
+    output = capsys.readouterr().err
+    assert facts[0] in output and READ not in output
 
 
 def test_short_tokens_let_no_other_machine_in(tmp_path: Path) -> None:

@@ -140,9 +140,9 @@ async def test_only_the_end_of_its_output_is_stored(tmp_path: Path) -> None:
     """A process that writes pages of warnings fills no memory, and does not wait for somebody to read them."""
     downloads = Downloads(tmp_path)
     program = "import sys; [sys.stderr.write('y' * 65536) for _ in range(300)]; sys.exit('the end')"
-    with refused(ProblemError, "the end") as told:
+    with refused(ProblemError, "the end") as caught:
         await whole(downloads.send(kind(program), [], 0))
-    assert len(told.value.detail) < 400
+    assert len(caught.value.detail) < 400
 
 
 async def test_a_file_that_lacks_a_journal_is_sent(tmp_path: Path) -> None:
@@ -269,11 +269,11 @@ async def test_they_stay_within_the_limit_of_the_disk(tmp_path: Path) -> None:
     large = kind(LARGE.replace("SIZE", str(size)).replace("GO", repr(str(go))))
     async with collector.serving() as url, connected(url.replace("http", "ws")) as one:
         await one.send(hello())
-        said, first = await answer(one), 0
-        while not isinstance(said, protocol.Refused):
+        response, first = await answer(one), 0
+        while not isinstance(response, protocol.Refused):
             await one.send(protocol.encode(frames_header(first, 1), frames(first, 1, size=size // 4)))
-            said, first = await answer(one), first + 1
-        assert f"limit of {limit} bytes on disk" in said.reason
+            response, first = await answer(one), first + 1
+        assert f"limit of {limit} bytes on disk" in response.reason
         assert limit * 3 // 4 < disk_use(collector.settings.directory).total
         made = [asyncio.create_task(whole(collector.downloads.send(large, [], 0))) for _ in range(2)]
         await poll(lambda: disk_use(collector.settings.directory).downloads >= 2 * size)

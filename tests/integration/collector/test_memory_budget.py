@@ -46,11 +46,11 @@ def test_memory_of_messages_is_bounded(rows: list[tuple[int, int]]) -> None:
         asked.append(grant)
         for one in [one for one in asked if one.granted and not one.released][:over]:
             one.release()
-        held = [one for one in asked if one.granted and not one.released]
-        assert budget.used == sum(one.size for one in held) and (budget.used <= 100 or len(held) == 1)
-    while held := [one for one in asked if not one.released and one.granted]:
-        held[0].release()
-        held[0].release()
+        granted = [one for one in asked if one.granted and not one.released]
+        assert budget.used == sum(one.size for one in granted) and (budget.used <= 100 or len(granted) == 1)
+    while granted := [one for one in asked if not one.released and one.granted]:
+        granted[0].release()
+        granted[0].release()
     assert came == list(range(len(rows))) and budget.used == budget.waiting == 0
 
 
@@ -163,8 +163,8 @@ async def test_a_client_that_does_not_take_its_answers_is_cut(tmp_path: Path, mo
         assert isinstance(connection := stream.connection, Connection)
         one.transport.pause_reading()
         large = Command(command="status", reason="x" * 30_000)
-        said = await asyncio.gather(*(connection.order(large, 60) for _ in range(400)), return_exceptions=True)
-        assert all(isinstance(error, ConnectionError) for error in said)
+        outcomes = await asyncio.gather(*(connection.order(large, 60) for _ in range(400)), return_exceptions=True)
+        assert all(isinstance(error, ConnectionError) for error in outcomes)
 
 
 # quota on the disk

@@ -171,9 +171,9 @@ def test_a_directory_without_journals(tmp_path: Path, capsys: pytest.CaptureFixt
     assert main(["merge", str(tmp_path), "--out", str(tmp_path / "x.json")]) == 1
     assert main(["merge", str(tmp_path / "none"), "--out", str(tmp_path / "x.json")]) == 1
     assert main(["merge", str(tmp_path), "--out", str(tmp_path / "x.json"), "--format", "hta"]) == 1
-    said = capsys.readouterr().err
-    assert "there is no journal" in said
-    assert f"stepscope merge: No such file or directory: {tmp_path / 'none'}\n" in said
+    output = capsys.readouterr().err
+    assert "there is no journal" in output
+    assert f"stepscope merge: No such file or directory: {tmp_path / 'none'}\n" in output
 
 
 def test_windows_and_steps_that_are_not_there(tmp_path: Path) -> None:

@@ -350,8 +350,8 @@ def test_the_accounts_are_in_what_is_written(tmp_path: Path) -> None:
         add_windows(tmp_path / "in", rank, make_window(ledger=lost(1, 2)))
     asyncio.run(write_merged([tmp_path / "in"], tmp_path / "trace.json"))
     rows: list[dict[str, Any]] = json.loads((tmp_path / "trace.json").read_text())
-    said = [row["args"]["ledger"] for row in rows if row["name"] in ("window 0", "stepscope")]
-    assert [msgspec.convert(one, Ledger).dropped() for one in said] == [2, 2]
+    ledgers = [row["args"]["ledger"] for row in rows if row["name"] in ("window 0", "stepscope")]
+    assert [msgspec.convert(one, Ledger).dropped() for one in ledgers] == [2, 2]
     asyncio.run(write_merged([tmp_path / "in"], tmp_path / "out.journal"))
     with JournalReader(tmp_path / "out.journal") as reader:
         items = list(reader)

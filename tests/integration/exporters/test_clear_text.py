@@ -173,13 +173,13 @@ async def test_a_websocket_of_nats_follows_no_redirect(tmp_path: Path) -> None:
     aiohttp = require("aiohttp")
     web = require("aiohttp.web")
     info = {"server_id": "x", "version": "2.10.0", "max_payload": 1 << 20, "headers": True, "proto": 1}
-    told: list[bytes] = []
+    messages: list[bytes] = []
 
     async def elsewhere(request: object) -> object:
         socket = web.WebSocketResponse()
         await socket.prepare(request)
         await socket.send_bytes(f"INFO {json.dumps(info)}\r\n".encode())
-        told.extend([message.data async for message in socket if message.type == aiohttp.WSMsgType.BINARY])
+        messages.extend([message.data async for message in socket if message.type == aiohttp.WSMsgType.BINARY])
         return socket
 
     app = web.Application()
@@ -202,4 +202,4 @@ async def test_a_websocket_of_nats_follows_no_redirect(tmp_path: Path) -> None:
                 await each.close()
     finally:
         await runner.cleanup()
-    assert not told
+    assert not messages

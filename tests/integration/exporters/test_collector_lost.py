@@ -95,9 +95,11 @@ async def test_a_lost_connection_is_logged_once(tmp_path: Path) -> None:
         server.transport.abort()
 
     async with websocket(vanish) as url:
-        said, _ = protocol.decode(hello())
-        assert isinstance(said, protocol.Hello)
-        link = WebSocketTransport(Address(url, None), LinkSettings(first_delay=30), None, Feed(shipper, lambda: said))
+        message, _ = protocol.decode(hello())
+        assert isinstance(message, protocol.Hello)
+        link = WebSocketTransport(
+            Address(url, None), LinkSettings(first_delay=30), None, Feed(shipper, lambda: message)
+        )
         link.start()
         await poll(lambda: link.statistics().last_error)
         await link.close()
@@ -137,17 +139,17 @@ async def test_the_command_of_the_report_sends_everything(tmp_path: Path) -> Non
     done = await asyncio.to_thread(python, "-c", PROGRAM, port, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     (line,) = (line for line in done.stdout.splitlines() if line.startswith("  output    collector: "))
-    said = line.removeprefix("  output    ")
-    assert said in done.stderr and "TimeoutError" not in done.stderr + done.stdout
-    counts, _, command = said.partition("; when this process has ended, send that with: ")
-    told = re.fullmatch(r"collector: 0 of (\d+) events confirmed, (\d+) kept in (.*) \((.*)\)", counts)
-    assert told is not None and int(told[1]) == int(told[2]) >= 80
-    assert Path(told[3]) == tmp_path / "a run" / "journal" and f"ws://127.0.0.1:{port}" in told[4]
+    text = line.removeprefix("  output    ")
+    assert text in done.stderr and "TimeoutError" not in done.stderr + done.stdout
+    counts, _, command = text.partition("; when this process has ended, send that with: ")
+    match = re.fullmatch(r"collector: 0 of (\d+) events confirmed, (\d+) kept in (.*) \((.*)\)", counts)
+    assert match is not None and int(match[1]) == int(match[2]) >= 80
+    assert Path(match[3]) == tmp_path / "a run" / "journal" and f"ws://127.0.0.1:{port}" in match[4]
     program, *words = shlex.split(command)
     assert program == "stepscope"
     async with collecting(tmp_path / "c", port=port, token="t"):
         sent = await asyncio.to_thread(python, "-m", "stepscope", *words, cwd=tmp_path)
-    assert sent.returncode == 0 and f"{told[1]} events" in sent.stdout, sent.stderr
+    assert sent.returncode == 0 and f"{match[1]} events" in sent.stdout, sent.stderr
     (journal,) = journals(tmp_path / "c")
     assert spans_of(journal)["work"] == 40
 

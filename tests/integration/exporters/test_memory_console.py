@@ -194,13 +194,13 @@ async def test_console_says_what_became_of_everything(tmp_path: Path) -> None:
     await exporter.close_window(msgspec.structs.replace(window_of(0, batch_of(spans(["x"]))), ledger=ledger))
     await exporter.aclose()
     await exporter.aclose()
-    said = (
+    text = (
         "  98 of 120 events; dropped: 2 of recorder (overflow), 3 at journal (queue)\n"
         "  recorder: of 120 events, 19 in no window, 1 written as open ones before\n"
         "  journal: 90 of 98 events, 3 dropped (queue), 5 not written yet\n"
         "  left out: 7 windows, which began faster than they could be sorted\n"
     )
-    assert stream.getvalue().count(said) == 2
+    assert stream.getvalue().count(text) == 2
     assert stream.getvalue().endswith("1 window, 0 events, 0 dropped\n")
 
 

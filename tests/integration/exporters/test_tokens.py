@@ -114,16 +114,16 @@ def test_a_missing_token_of_a_delivery_is_reported_once(tmp_path: Path) -> None:
 def test_a_collector_says_that_nobody_is_asked_for_a_token(tmp_path: Path) -> None:
     """Once, at its start, with who can do what; and of a token, that others can read it."""
     with collecting(tmp_path / "one") as collector:
-        said = collector.stop()[1]
-    assert said.count("no token is set") == 1 and "every user of this machine can read all that is here" in said
+        output = collector.stop()[1]
+    assert output.count("no token is set") == 1 and "every user of this machine can read all that is here" in output
     with collecting(tmp_path / "two", "--host", "0.0.0.0", "--insecure") as collector:
         url = collector.url.replace("0.0.0.0", "127.0.0.1")
         assert ask(f"{url}/v1/jobs", {"Host": "anything.example"}).status == 200
-        said = collector.stop()[1]
-    assert said.count("any host name is accepted (--allowed-host)") == 1
-    assert said.count("no token is set") == 1 and "whoever can reach this machine can read all" in said
+        output = collector.stop()[1]
+    assert output.count("any host name is accepted (--allowed-host)") == 1
+    assert output.count("no token is set") == 1 and "whoever can reach this machine can read all" in output
     token = file(tmp_path / "token", TOKEN, 0o644)
     with collecting(tmp_path / "three", "--token-file", str(token)) as collector:
         assert ask(f"{collector.url}/v1/job").status == 401
-        said = collector.stop()[1]
-    assert "no token" not in said and said.count(f"permissions 0644 of {token} are too open") == 1
+        output = collector.stop()[1]
+    assert "no token" not in output and output.count(f"permissions 0644 of {token} are too open") == 1

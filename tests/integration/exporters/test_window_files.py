@@ -76,7 +76,7 @@ def test_a_file_of_the_run_begins_with_its_first_event(recorded: tuple[Path, lis
     directory, windows = recorded
     times = [event["ts"] for event in events_of(directory / "t.json") if "ts" in event]
     assert abs((max(times) - min(times)) * 1000 - (windows[1].end_ns - windows[0].start_ns)) < 10
-    stamps = [said.ts for said in pftrace.load(directory / "t.pftrace").sorted()]
+    stamps = [each.ts for each in pftrace.load(directory / "t.pftrace").sorted()]
     assert (min(stamps), max(stamps)) == (windows[0].start_ns, windows[1].end_ns)
 
 
@@ -84,7 +84,7 @@ def test_a_native_file_of_one_window_has_its_bounds(recorded: tuple[Path, list[W
     """Its clock snapshot included."""
     directory, windows = recorded
     for number, window in enumerate(windows):
-        stamps = [said.ts for said in pftrace.load(directory / f"t-{number}.pftrace").sorted()]
+        stamps = [event.ts for event in pftrace.load(directory / f"t-{number}.pftrace").sorted()]
         assert (min(stamps), max(stamps)) == (window.start_ns, window.end_ns)
 
 
@@ -212,15 +212,15 @@ def test_merge_says_what_it_wrote_and_what_it_lacks(tmp_path: Path, capsys: pyte
     record(tmp_path / "job" / "rank0", 1)
     (tmp_path / "job" / "rank1").mkdir()
     (tmp_path / "job" / "rank1" / "journal").write_bytes(b"no journal" * 100)
-    taken = tmp_path / "out.journal"
-    taken.write_bytes(b"taken")
-    assert main(["merge", str(tmp_path / "job"), "--out", str(taken)]) == INCOMPLETE
-    said = capsys.readouterr()
-    assert f"written to {tmp_path / 'out-2.journal'}" in said.out + said.err
-    assert (tmp_path / "out-2.journal").exists() and taken.read_bytes() == b"taken"
-    assert "the result is not whole: 1 recording could not be read" in said.err and "rank1" in said.err
+    existing = tmp_path / "out.journal"
+    existing.write_bytes(b"taken")
+    assert main(["merge", str(tmp_path / "job"), "--out", str(existing)]) == INCOMPLETE
+    output = capsys.readouterr()
+    assert f"written to {tmp_path / 'out-2.journal'}" in output.out + output.err
+    assert (tmp_path / "out-2.journal").exists() and existing.read_bytes() == b"taken"
+    assert "the result is not whole: 1 recording could not be read" in output.err and "rank1" in output.err
     unread = str(tmp_path / "job" / "rank1" / "journal")
-    assert f"not merged: {unread}" in said.out and f"not read: {unread}" in said.err
+    assert f"not merged: {unread}" in output.out and f"not read: {unread}" in output.err
     assert main(["merge", str(tmp_path / "job"), "--out", str(tmp_path / "merged.json"), "--json"]) == INCOMPLETE
     report = json.loads(capsys.readouterr().out)
     assert [journal["path"] for journal in report["unreadable"]] == [unread]

@@ -103,8 +103,8 @@ def test_any_argument_is_recorded_or_named(argument: object, output_dir: Path) -
     with sc.trace(exporters=[memory], output_dir=output_dir) as profiler, sc.span("work", value=argument):
         pass
     profiler.raise_errors()
-    (kept,) = [arguments for arguments in memory.arguments() if "value" in arguments]
-    assert len(repr(kept["value"])) < 5000
+    (recorded,) = [arguments for arguments in memory.arguments() if "value" in arguments]
+    assert len(repr(recorded["value"])) < 5000
 
 
 def no_step() -> sc.ProfilerAction:

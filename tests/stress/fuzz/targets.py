@@ -85,7 +85,7 @@ def session(data: bytes) -> None:
     """A session directory whose files hold any bytes, behind headers that are believed; stored steps have right checksums."""
     pieces = data.split(b"\xff\xfe", 5)
     pieces += [b""] * (6 - len(pieces))
-    ring, stacks, strings, tracks, kept, window = pieces
+    ring, stacks, strings, tracks, stored, window = pieces
     with tempfile.TemporaryDirectory(dir=PLACE) as place:
         head = bytearray(b"SSRING1\0" + struct.pack("<I", 1) + ring[:4096].ljust(4096, b"\0"))[:4096]
         (slots,) = struct.unpack_from("<I", head, 12)
@@ -95,8 +95,8 @@ def session(data: bytes) -> None:
             "stacks": stacks.ljust(4096, b"\0"),
             "strings": strings,
             "tracks": tracks,
-            "kept-1-00000": _framed(kept),
-            "kept-1-00001": kept,
+            "kept-1-00000": _framed(stored),
+            "kept-1-00001": stored,
         }
         for name, content in files.items():
             (Path(place) / name).write_bytes(content)

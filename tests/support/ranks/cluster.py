@@ -42,8 +42,8 @@ def collector(directory: Path) -> Generator[str]:
 
 def start_rank(address: str, directory: Path, rank: Rank, world_size: int, job: str = "job") -> subprocess.Popen[bytes]:
     """Starts one rank."""
-    given = msgspec.json.encode(rank).decode()
-    command = [sys.executable, "-m", worker.__name__, address, str(directory), given]
+    argument = msgspec.json.encode(rank).decode()
+    command = [sys.executable, "-m", worker.__name__, address, str(directory), argument]
     if rank.ahead_seconds:
         command = [*_shifted_clock(rank.ahead_seconds), *command]
     environment = {**os.environ, "RANK": str(rank.rank), "WORLD_SIZE": str(world_size), "STEPSCOPE_JOB": job}

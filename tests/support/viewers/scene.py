@@ -46,8 +46,8 @@ def make_window(index: int = 0, steps: tuple[int, ...] = (7, 8, 9), **fields: An
     made = tuple(Step(n, start + i * 1_000_000, start + (i + 1) * 1_000_000) for i, n in enumerate(steps))
     ledger = Ledger(sources={"recorder": SourceLedger(100, 98, {"overflow": 2})})
     end = made[-1].end_ns if made else start
-    given: dict[str, Any] = {"complete": True, "ledger": ledger, "metadata": {"lr": 0.1}, "wall_start_ns": 1} | fields
-    return Window(index=index, profiler="scene", start_ns=start, end_ns=end, steps=made, **given)
+    values: dict[str, Any] = {"complete": True, "ledger": ledger, "metadata": {"lr": 0.1}, "wall_start_ns": 1} | fields
+    return Window(index=index, profiler="scene", start_ns=start, end_ns=end, steps=made, **values)
 
 
 class Scene:

@@ -33,21 +33,23 @@ MOST_BYTES = 300 << 10
 @contextmanager
 def quiet_page() -> Generator[Page]:
     """A page that says nothing on its console, and asks nobody but this machine."""
-    said: list[str] = []
+    messages: list[str] = []
     with open_page() as page:
         page.on(
             "console",
             lambda message: (
-                said.append(f"{message.text} {message.location['url']}")
+                messages.append(f"{message.text} {message.location['url']}")
                 if message.type in ("error", "warning")
                 else None
             ),
         )
-        page.on("pageerror", lambda error: said.append(str(error)))
-        page.on("requestfailed", lambda request: said.append(f"{request.url}: {request.failure}"))
+        page.on("pageerror", lambda error: messages.append(str(error)))
+        page.on("requestfailed", lambda request: messages.append(f"{request.url}: {request.failure}"))
         yield page
         # The browser asks for the icon again when the address changes, and gives that up if it changes once more.
-        assert [text for text in said if "/v1/" not in text and "/page/icon.svg: net::ERR_ABORTED" not in text] == []
+        assert [
+            text for text in messages if "/v1/" not in text and "/page/icon.svg: net::ERR_ABORTED" not in text
+        ] == []
 
 
 def visit(page: Page, url: str) -> None:
@@ -128,9 +130,9 @@ def test_the_page_follows_the_ranks(tmp_path: Path) -> None:
             page.get_by_text("Not seen yet: rank 3").wait_for()
             page.locator("#legend").get_by_text("rank 2 (slow)").wait_for()
             assert page.locator("#plot canvas").count() == 1
-            told = page.locator("#chart-text")
-            until(lambda: told.inner_text().startswith("Latest: "))
-            assert "3 ranks" in told.inner_text()
+            description = page.locator("#chart-text")
+            until(lambda: description.inner_text().startswith("Latest: "))
+            assert "3 ranks" in description.inner_text()
             # The page is never further behind than two seconds' steps: 0.01 s each, at the least.
             until(lambda: collector.ranks()[0]["step"] is not None)
             step = collector.ranks()[0]["step"]
@@ -203,8 +205,8 @@ def test_a_token_that_may_not_read_is_asked_for_again(tmp_path: Path) -> None:
     for path in files.values():
         path.write_text(f"{TOKEN}-{path.name}")
         path.chmod(0o600)
-    given = [text for option, path in files.items() for text in (option, str(path))]
-    with collecting(tmp_path / "c", *given) as collector, quiet_page() as page:
+    options = [text for option, path in files.items() for text in (option, str(path))]
+    with collecting(tmp_path / "c", *options) as collector, quiet_page() as page:
         asked: list[str] = []
         page.on("request", lambda request: asked.append(request.method))
         visit(page, collector.url)

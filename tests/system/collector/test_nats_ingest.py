@@ -194,11 +194,11 @@ async def test_a_stream_without_a_hello_is_refused_in_the_end(
     collecting = Collecting(tmp_path)
     async with publishing(server) as publisher:
         await publisher.publish(0, 5)
-        taken: Any = collecting.partition(publisher, refuse_seconds=1.5, silent_seconds=0.5)
-        async with running(taken.run()):
+        ingest: Any = collecting.partition(publisher, refuse_seconds=1.5, silent_seconds=0.5)
+        async with running(ingest.run()):
             await poll(lambda: collecting.refused)
             await wait_until_written(collecting, publisher)
-            await poll(lambda: not taken._intakes)
+            await poll(lambda: not ingest._intakes)
             await publisher.begin()
             await publisher.publish(5, 5)
             await publisher.end(10)
@@ -287,11 +287,11 @@ async def test_a_connection_gets_the_stream(
     collecting = Collecting(tmp_path)
     async with publishing(server) as publisher:
         other = publisher.another()
-        said = [await one.begin() for one in (publisher, other)]
+        answers = [await one.begin() for one in (publisher, other)]
         await publisher.publish(0, 5)
         async with collecting.taking(publisher):
             await poll(lambda: collecting.next(publisher) == 5)
-            async with collecting.store.stream(said[0], lambda: None) as file:
+            async with collecting.store.stream(answers[0], lambda: None) as file:
                 assert file.next == 5
                 await other.publish(0, 5)
                 await other.end(5)

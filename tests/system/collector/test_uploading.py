@@ -139,9 +139,9 @@ async def test_any_error_of_a_store_is_reported_and_over_the_next_time(
 
 
 def test_a_wrong_url_is_refused_at_once_and_no_password_shown(tmp_path: Path) -> None:
-    with refused(OutputError) as told:
+    with refused(OutputError) as caught:
         Uploading(tmp_path, "ftp://me:secret@host/x", every=1.0)
-    assert "secret" not in str(told.value)
+    assert "secret" not in str(caught.value)
     with refused(OutputError, "nosuch"):
         Collector(CollectorSettings(directory=tmp_path / "other", upload="nosuch://x"))
 
@@ -220,17 +220,17 @@ def test_failed_uploads_are_reported_and_tried_again(tmp_path: Path) -> None:
     remote.write_text("in the way")
     with following(tmp_path / "collected", remote, 0.05) as process:
         for least in (0.05, 0.05, 0.1):
-            told = line(process.stderr)
-            assert str(remote) in told
-            pause = float(told.rpartition("tried again in ")[2].removesuffix(" s\n"))
+            output = line(process.stderr)
+            assert str(remote) in output
+            pause = float(output.rpartition("tried again in ")[2].removesuffix(" s\n"))
             assert least <= pause <= 2 * least
         remote.unlink()
         closed = len(stream.segments) - 1
         assert line(process.stdout).startswith(f"1 streams, 0 complete: {closed} objects")
         assert line(process.stdout).startswith("1 streams, 0 complete: 0 objects")
         stream.end()
-        while not (told := line(process.stdout)).startswith("1 streams, 1 complete: 1 objects"):
-            assert told.startswith("1 streams, 0 complete: 0 objects")
+        while not (output := line(process.stdout)).startswith("1 streams, 1 complete: 1 objects"):
+            assert output.startswith("1 streams, 0 complete: 0 objects")
     assert contents(remote) == contents(tmp_path / "collected" / "streams")
 
 
@@ -296,7 +296,7 @@ def test_unusable_directories_and_stores(tmp_path: Path, capsys: pytest.CaptureF
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("arguments", "text"),
     [
         (["--restore", "--unfinished"], "neither --unfinished nor --follow"),
         (["--restore", "--follow", "1"], "neither --unfinished nor --follow"),
@@ -304,7 +304,7 @@ def test_unusable_directories_and_stores(tmp_path: Path, capsys: pytest.CaptureF
         (["--follow", "nan"], "seconds above 0"),
     ],
 )
-def test_wrong_usage_is_reported(given: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_usage_is_reported(arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
-        main(["upload", "somewhere", "memory://x", *given])
-    assert ended.value.code == 2 and said in capsys.readouterr().err
+        main(["upload", "somewhere", "memory://x", *arguments])
+    assert ended.value.code == 2 and text in capsys.readouterr().err

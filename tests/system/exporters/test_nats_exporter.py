@@ -115,8 +115,8 @@ async def test_delivery_continues_where_jetstream_ends(
     await closed_in_vain(exporter)
     assert exporter.unsent_files is not None
     # In `unsent` it would be deleted after a delivery.
-    kept = Path(exporter.unsent_files.place).parent.rename(tmp_path / "kept")
-    journal = kept / BUFFER
+    unsent = Path(exporter.unsent_files.place).parent.rename(tmp_path / "kept")
+    journal = unsent / BUFFER
     subject = NAMES.of(Head.of(journal).run, exporter.stream).frames
     counts: list[int] = []
     async with jetstream(large_server.url) as context:

@@ -75,9 +75,9 @@ def test_no_thread_takes_a_signal(configuration: str, tmp_path: Path) -> None:
     nothing that an instruction of its own raises. A signal that the main thread blocks and waits for reaches it."""
     for module in NEEDS.get(configuration, []):
         require(module)
-    said = run("masked_threads", str(tmp_path), configuration)
-    assert [line for line in said if line.startswith(STATES) or "did not come" in line] == []
-    assert said[-1] == "end"
+    output = run("masked_threads", str(tmp_path), configuration)
+    assert [line for line in output if line.startswith(STATES) or "did not come" in line] == []
+    assert output[-1] == "end"
 
 
 STATES = ("import:", "recording:", "flushed:", "closed:")
@@ -105,10 +105,10 @@ CODE = {
 @pytest.mark.parametrize("loop", ["uvloop", "asyncio"])
 def test_the_programs_code_has_its_own_mask(loop: str, tmp_path: Path) -> None:
     """Callbacks, exporters, backends and triggers block what the main thread blocks then, and so do programs that they start."""
-    said = run("programs_mask", str(tmp_path), loop)
+    output = run("programs_mask", str(tmp_path), loop)
     own = "blocks SIGUSR1 SIGWINCH; sh ends with -15"
-    assert [line for line in said if line.partition(": ")[2] != own] == []
-    assert {line.partition(":")[0] for line in said} >= CODE
+    assert [line for line in output if line.partition(": ")[2] != own] == []
+    assert {line.partition(":")[0] for line in output} >= CODE
 
 
 def test_the_mask_of_a_thread() -> None:

@@ -46,8 +46,8 @@ def test_it_says_what_it_did(demo: Demo) -> None:
     assert f"-------W{'R' * 39}S--W{'R' * 39}S---" in demo.done.stdout
     assert "4 epochs, 180 steps, loss 0." in demo.done.stderr
     assert "USDT" not in demo.done.stderr
-    said = re.search(r"recognises (\d+\.\d)% of 360 digits", demo.done.stdout)
-    assert said is not None and float(said[1]) > 90
+    match = re.search(r"recognises (\d+\.\d)% of 360 digits", demo.done.stdout)
+    assert match is not None and float(match[1]) > 90
 
 
 def test_the_readme_names_the_place_of_the_fault(demo: Demo) -> None:

@@ -190,8 +190,8 @@ def test_the_data_pipeline_and_the_layout(run: Path, tmp_path: Path) -> None:
     shown = html[html.index("Parallel layout</h2>") :]
     assert "data 2 × tensor 2" in shown and "embedding: rows, mesh: [2, 2]" in shown
     assert all(f"{group}</th><td>tensor</td>" in shown for group in ("tp0", "tp2")), "the groups of both ranks"
-    said = " ".join(str(explain(tmp_path)).split())
-    assert "Sharding embedding: rows, mesh: [2, 2]" in said
+    text = " ".join(str(explain(tmp_path)).split())
+    assert "Sharding embedding: rows, mesh: [2, 2]" in text
     without = report_html(run)
     assert (
         "Data pipeline of" not in without and "Parallel layout" not in without and "Sharding" not in str(explain(run))

@@ -39,9 +39,9 @@ def test_the_groups_of_a_device_mesh() -> None:
         ("data", [1, 3]),
         ("tensor", [2, 3]),
     ]
-    said = str(layout_of(FACTS))
+    text = str(layout_of(FACTS))
     assert (
-        said
+        text
         == "pipeline 2 × data 2 × tensor 2 (torch); rank 3 is in mesh_pp [3, 7], mesh_dp_shard [1, 3], mesh_tp [2, 3]"
     )
 

@@ -47,7 +47,7 @@ def in_chrome(path: Path) -> int:
 
 def in_perfetto(path: Path) -> int:
     """Instants of a trace, not those that the exporter adds."""
-    return sum(said.category != "stepscope" for said in pftrace.Trace(path.read_bytes()).of(pftrace.INSTANT))
+    return sum(event.category != "stepscope" for event in pftrace.Trace(path.read_bytes()).of(pftrace.INSTANT))
 
 
 CASES: dict[str, tuple[Callable[[Path], Any], Callable[[Path], int]]] = {

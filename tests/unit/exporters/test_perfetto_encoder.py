@@ -103,13 +103,13 @@ def test_counters(scene: Scene) -> None:
     scene.add(Kind.COUNTER, "bytes read", 1, value=1)
     trace = encode(scene)
     counted = trace.of(COUNTER)
-    assert [said.value for said in counted] == [1.5, 2, 0, 1e300, 1, 1]
+    assert [event.value for event in counted] == [1.5, 2, 0, 1e300, 1, 1]
     assert math.copysign(1, counted[2].value) == -1
-    loss, overhead, read_bytes = (trace.tracks[said.track] for said in counted[3:])
+    loss, overhead, read_bytes = (trace.tracks[event.track] for event in counted[3:])
     assert (loss.name, overhead.name, read_bytes.name) == ("loss", "overhead %", "bytes read")
     assert (loss.counter.unit_name, overhead.counter.unit_name, read_bytes.counter.unit) == ("", "%", 3)
     assert trace.tracks[loss.parent_uuid].process.pid == PID
-    assert [said.name for said in trace.of(INSTANT)] == ["loss is NaN", "loss is Infinity", "loss is -Infinity"]
+    assert [event.name for event in trace.of(INSTANT)] == ["loss is NaN", "loss is Infinity", "loss is -Infinity"]
 
 
 def test_flows_follow_the_slices(scene: Scene) -> None:
@@ -118,10 +118,10 @@ def test_flows_follow_the_slices(scene: Scene) -> None:
     scene.add(Kind.FLOW_STEP, "f", 2, id=5)
     scene.add(Kind.FLOW_END, "f", 3, id=5)
     scene.span("x", 1, 1)
-    said = encode(scene).events
-    assert [event.type for event in said[:2]] == [1, 2]
-    assert [event.phase for event in said[2:]] == ["s", "t", "f"]
-    (flow,) = {event.id for event in said[2:]}
+    events = encode(scene).events
+    assert [event.type for event in events[:2]] == [1, 2]
+    assert [event.phase for event in events[2:]] == ["s", "t", "f"]
+    (flow,) = {event.id for event in events[2:]}
     scene.add(Kind.FLOW_START, "f", 1, id=5)
     batch = scene.batch()
     assert read(_core.PerfettoEncoder(2, 4711).encode(batch.events, batch.args, 0)).events[0].id != flow
@@ -199,8 +199,8 @@ def test_refused_spans_are_not_half_there(scene: Scene) -> None:
     """Begins that were in bytes that did not reach the file are left out, as their ends are."""
     encoder = _core.PerfettoEncoder(1, 4711)
     scene.span("kept", 0, 1, parent=1, flags=Flag.CLIPPED, text="kept with its arguments")
-    kept = scene.batch()
-    written = encoder.encode(kept.events, kept.args, 0)
+    batch = scene.batch()
+    written = encoder.encode(batch.events, batch.args, 0)
     scene.span("refused", 2, 1, parent=1, flags=Flag.CLIPPED)
     refused = scene.batch()
     encoder.encode(refused.events, refused.args, 0)

@@ -122,9 +122,9 @@ async def test_stop_at_the_limit(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
     exporter = made(path, max_bytes=70_000, on_full="stop")
     await write(exporter, tmp_path, many(tmp_path), many(tmp_path, 7))
-    kept = names(path)
-    assert kept == [f"n{n}" for n in range(len(kept))]
-    assert exporter.dropped_cap == 5007 - len(kept) > 0
+    recorded = names(path)
+    assert recorded == [f"n{n}" for n in range(len(recorded))]
+    assert exporter.dropped_cap == 5007 - len(recorded) > 0
     assert arguments_of(path, "stopped: the file is full") == {"limit": 70_000}
     assert arguments_of(path, "stepscope")["dropped by size limit"] == exporter.dropped_cap
     assert arguments_of(path, "window 0")["steps"] == [7, 8, 9]

@@ -91,16 +91,16 @@ async def test_closed_in_another_task_while_the_first_goes_on() -> None:
 
 def test_finalised_when_the_loop_ends() -> None:
     """By `shutdown_asyncgens`, when its task is long gone: of two spans that do not nest, the first that ends is apart."""
-    kept: list[AsyncGenerator[int]] = []
+    generators: list[AsyncGenerator[int]] = []
 
     async def main() -> None:
-        kept.append(stream())
+        generators.append(stream())
         with span("main"):
-            await first_of(kept[0])
+            await first_of(generators[0])
 
     with recording() as log:
         asyncio.run(main())
-    kept.clear()
+    generators.clear()
     assert log.span("main").flags == Flag.ASYNC
     check_nothing_is_left(log)
 
@@ -156,9 +156,9 @@ async def letters():
     with sc.span("async"):
         yield "a"
 async def main():
-    global kept
-    kept = letters()
-    await kept.__anext__()
+    global generator
+    generator = letters()
+    await generator.__anext__()
     loop = asyncio.get_running_loop()
     loop.shutdown_asyncgens = lambda: asyncio.sleep(0)
 profiler = sc.trace(output_dir="run")

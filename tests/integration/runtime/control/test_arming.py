@@ -35,9 +35,14 @@ def test_the_steps_that_were_asked_for_are_recorded_and_named(output_dir: Path) 
         work(profiler, 10)
     assert numbers(windows) == [[3, 4, 5]]
     assert windows[0].complete and windows[0].diagnostics == ()
-    said = facts(windows[0])
-    assert said["name"] == "rank3_start3_stop5_a"
-    assert (said["first_step"], said["last_step"], said["trigger"], said["state"]) == (3, 5, "call", "recorded")
+    request = facts(windows[0])
+    assert request["name"] == "rank3_start3_stop5_a"
+    assert (request["first_step"], request["last_step"], request["trigger"], request["state"]) == (
+        3,
+        5,
+        "call",
+        "recorded",
+    )
 
 
 @pytest.mark.checklist("A29", "A40", "F3", "F4")
@@ -366,13 +371,15 @@ def test_promised_steps_are_recorded(
     states = {status.run_id: status for status in profiler.armed()}
     recorded = [number for window in numbers(windows) for number in window]
     assert recorded == sorted(set(recorded))
-    told = {facts(window)["run_id"]: window for window in windows if window.metadata.get(ARMED) is not None}
-    for run_id, window in told.items():
+    windows_by_run = {facts(window)["run_id"]: window for window in windows if window.metadata.get(ARMED) is not None}
+    for run_id, window in windows_by_run.items():
         status = states[run_id]
         assert status.state in ("recorded", "aborted")
         assert (status.first, status.last) == (window.steps[0].number, window.steps[-1].number)
         assert window.complete == (status.state == "recorded")
-    assert {run_id for run_id, status in states.items() if status.state in ("recorded", "aborted")} == told.keys()
+    assert {
+        run_id for run_id, status in states.items() if status.state in ("recorded", "aborted")
+    } == windows_by_run.keys()
 
 
 def test_requests_while_the_thread_that_steps_hangs(output_dir: Path) -> None:

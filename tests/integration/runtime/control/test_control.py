@@ -86,13 +86,13 @@ def test_windows_by_the_file(tmp_path: Path) -> None:
         say(path, start_step="next", steps=1, run_id="again")
         step_until(profiler, lambda: len(windows) == 2)
         step_until(profiler, lambda: [one["state"] for one in status(path).get("windows", ())] == ["recorded"] * 2)
-        told = status(path)
+        report = status(path)
     assert [len(window.steps) for window in windows] == [1, 1] and profiler.statistics().windows == 2
     assert [facts(window)["trigger"] for window in windows] == ["file", "file"]
     number = windows[1].steps[0].number
     assert facts(windows[1])["name"] == f"rank0_start{number}_stop{number}_again"
-    assert told["state"] == "ok" and told["trigger"] == "file" and told["run_id"] == "again"
-    assert told["answer"] == f"recording step {number}"
+    assert report["state"] == "ok" and report["trigger"] == "file" and report["run_id"] == "again"
+    assert report["answer"] == f"recording step {number}"
 
 
 @pytest.mark.checklist("A33", "F6")
@@ -106,14 +106,14 @@ def test_a_request_is_accepted_once(tmp_path: Path, caplog: pytest.LogCaptureFix
         step_until(profiler, lambda: "was taken already" in status(path)["answer"])
         step_until(profiler, lambda: windows)
         number = windows[0].steps[0].number
-        taken = f"this request was taken already (recording step {number}); another run_id records it again"
-        assert (status(path)["answer"], status(path)["run_id"]) == (taken, "a")
-        assert any(taken in record.getMessage() for record in caplog.records)
+        text = f"this request was taken already (recording step {number}); another run_id records it again"
+        assert (status(path)["answer"], status(path)["run_id"]) == (text, "a")
+        assert any(text in record.getMessage() for record in caplog.records)
         say(path, start_step=1, steps=1, run_id="past")
         step_until(profiler, lambda: "is in the past" in status(path)["answer"])
         assert sum("is in the past" in record.getMessage() for record in caplog.records) == 1
         say(path, start_step="next", steps=1, run_id="a")
-        step_until(profiler, lambda: status(path)["answer"] == taken)
+        step_until(profiler, lambda: status(path)["answer"] == text)
         say(path, start_step=1, steps=1, run_id="past")
         step_until(profiler, lambda: "is in the past" in status(path)["answer"])
         say(path, start_step=100_000, steps=1, run_id="far")
@@ -122,7 +122,7 @@ def test_a_request_is_accepted_once(tmp_path: Path, caplog: pytest.LogCaptureFix
     with controlled(tmp_path) as (profiler, windows, path):
         assert [one.first for one in profiler.armed()] == [100_000], "the first profiler did not come to it"
         say(path, start_step="next", steps=1, run_id="a")
-        step_until(profiler, lambda: status(path)["answer"] == taken)
+        step_until(profiler, lambda: status(path)["answer"] == text)
         go_on(profiler, 20)
         say(path, start_step=profiler.step_num + 500, steps=1, run_id="past")
         step_until(profiler, lambda: windows)
@@ -235,12 +235,12 @@ def test_ranks_without_a_world_size_are_reported(tmp_path: Path, monkeypatch: py
     """They agree with no others; a process that is alone hears nothing of that."""
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
-    for rank, later, told in ((1, "", True), (None, "2", True), (None, "", False), (None, "1", False)):
+    for rank, later, noted in ((1, "", True), (None, "2", True), (None, "", False), (None, "1", False)):
         with controlled(tmp_path, rank=rank) as (profiler, _, _):
             if later:
                 monkeypatch.setenv("WORLD_SIZE", later)
             notes = [note for note in profiler.diagnostics() if "no world size was known" in note]
-            assert bool(notes) == told, (rank, later)
+            assert bool(notes) == noted, (rank, later)
         monkeypatch.delenv("WORLD_SIZE", raising=False)
     with controlled(tmp_path, rank=0, world_size=1) as (profiler, _, _):
         assert not any("no world size" in note for note in profiler.diagnostics())

@@ -123,9 +123,9 @@ def test_a_backend_is_chosen_for_one_window(output_dir: Path, warmup: int) -> No
             self.threads.add(threading.get_ident())
             self.told.append(dict(chosen))
 
-    told = RecordsDetails(True), RecordsDetails(False)
-    assert isinstance(told[0], Adjustable)
-    with running(output_dir, *told) as (profiler, _):
+    backends = RecordsDetails(True), RecordsDetails(False)
+    assert isinstance(backends[0], Adjustable)
+    with running(output_dir, *backends) as (profiler, _):
         detail = WindowDetail(stacks=False)
         assert profiler.arm(WindowRequest(start_step=3, steps=2, detail=detail, warmup=warmup))
         work(profiler, 10)
@@ -137,9 +137,9 @@ def test_a_backend_is_chosen_for_one_window(output_dir: Path, warmup: int) -> No
         work(profiler, 3)
     before = [{"stacks": False}, "WARMUP", "RECORD"] if warmup else [{"stacks": False}, "RECORD"]
     one = [{"stacks": False}, "RECORD", "RECORD_AND_SAVE", {}, "NONE"]
-    for backend in told:
+    for backend in backends:
         assert backend.told == [*before, *one[2:], *one, "RECORD", "RECORD_AND_SAVE", "NONE"], backend.name
-    assert told[0].threads == {threading.get_ident()} != told[1].threads
+    assert backends[0].threads == {threading.get_ident()} != backends[1].threads
 
 
 def test_stacks_and_memory_in_windows_that_ask_for_them(output_dir: Path) -> None:

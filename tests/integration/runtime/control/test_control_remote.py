@@ -97,8 +97,8 @@ def test_nonsense_over_the_socket(output_dir: Path, content: bytes) -> None:
                 sock.sendall(content)
                 sock.shutdown(socket.SHUT_WR)
             with contextlib.suppress(ConnectionError):
-                said = b"".join(iter(lambda: sock.recv(1 << 16), b""))
-                assert not said or b"error" in said
+                reply = b"".join(iter(lambda: sock.recv(1 << 16), b""))
+                assert not reply or b"error" in reply
         assert len(ask_process(os.getpid(), Command(command="status"), 30)) == 1
 
 
@@ -197,9 +197,9 @@ def test_processes_that_can_be_asked_are_listed(tmp_path: Path, capsys: pytest.C
         with stepscope.trace(output_dir=tmp_path, options=QUICK):
             assert main(["arm", "--pid", str(os.getpid()), "--steps", "2"]) == 1
             assert "needs trace(control=Control(socket=True)) or STEPSCOPE_OPTIONS; " in (
-                told := capsys.readouterr().err
+                output := capsys.readouterr().err
             )
-            assert str(pid) in told
+            assert str(pid) in output
         assert main(["arm", "--pid", str(pid), "--steps", "2"]) == 0
         assert process.communicate(timeout=60)[0] == "[2]\n"
 

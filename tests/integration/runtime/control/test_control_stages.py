@@ -162,18 +162,18 @@ def recorded(directory: Path, run: str) -> list[list[str]]:
 
 async def stages_are(running: Running, *stages: str) -> None:
     """Waits until the ranks are in these stages."""
-    told: dict[str, Any] = {}
-    while [each["stage"] for each in told.get("ranks", ())] != list(stages):
-        status, told = await order(running.url, command="status")
-        told = told if status == 200 and told["outcome"] == "done" else {}
+    answer: dict[str, Any] = {}
+    while [each["stage"] for each in answer.get("ranks", ())] != list(stages):
+        status, answer = await order(running.url, command="status")
+        answer = answer if status == 200 and answer["outcome"] == "done" else {}
 
 
 async def runs(running: Running, run: str) -> None:
     """Waits until the window of this run id is recorded on both ranks."""
     states: list[str] = []
     while states != ["running"] * 2:
-        _, told = await order(running.url, command="status")
-        windows = [window for rank in told["ranks"] for window in rank["windows"]]
+        _, answer = await order(running.url, command="status")
+        windows = [window for rank in answer["ranks"] for window in rank["windows"]]
         states = [window["state"] for window in windows if window["run_id"] == run]
 
 
@@ -183,33 +183,33 @@ async def test_an_order_for_a_stage(tmp_path: Path, capsys: pytest.CaptureFixtur
     async with collecting(tmp_path / "collector") as running:
         with ranks_of(running.url, tmp_path, ["fit", "validate"]):
             await stages_are(running, "fit", "fit")
-            _, said = await order(running.url, steps=2, run_id="early", stage="validate")
-            assert said["outcome"] == "refused", said
-            assert [rank["text"] for rank in said["ranks"]] == [
+            _, answer = await order(running.url, steps=2, run_id="early", stage="validate")
+            assert answer["outcome"] == "refused", answer
+            assert [rank["text"] for rank in answer["ranks"]] == [
                 "refused: it is for the stage 'validate', and this is 'fit'"
             ] * 2
-            _, said = await order(running.url, steps=2, run_id="fit", stage="fit")
-            assert said["outcome"] == "done", said
+            _, answer = await order(running.url, steps=2, run_id="fit", stage="fit")
+            assert answer["outcome"] == "done", answer
             await poll(lambda: len(recorded(tmp_path, "fit")) == 2)
-            assert recorded(tmp_path, "fit") == [["fit", str(said["first"]), str(said["last"])]] * 2
+            assert recorded(tmp_path, "fit") == [["fit", str(answer["first"]), str(answer["last"])]] * 2
 
-            _, said = await order(running.url, steps=1_000_000, run_id="long")
-            assert said["outcome"] == "done", said
+            _, answer = await order(running.url, steps=1_000_000, run_id="long")
+            assert answer["outcome"] == "done", answer
             await runs(running, "long")
             (tmp_path / "end-fit-1").touch()
             await stages_are(running, "fit", "validate")
             apart = "the ranks are in different stages, 'fit' (ranks 0), 'validate' (ranks 1)"
             for wanted in ({}, {"stage": "fit"}):
-                _, said = await order(running.url, steps=2, run_id="apart", **wanted)
-                assert said["outcome"] == "refused"
-                assert said["reason"] == f"{apart}: order again when all are in the same"
-            _, said = await order(running.url, command="extend", steps=2)
-            assert (said["outcome"], said["reason"]) == ("refused", f"{apart}: extend when all are in the same")
-            _, said = await order(running.url, command="abort", run_id="long")
-            assert (said["outcome"], said["reason"]) == ("done", f"{apart}: each ended its own")
+                _, answer = await order(running.url, steps=2, run_id="apart", **wanted)
+                assert answer["outcome"] == "refused"
+                assert answer["reason"] == f"{apart}: order again when all are in the same"
+            _, answer = await order(running.url, command="extend", steps=2)
+            assert (answer["outcome"], answer["reason"]) == ("refused", f"{apart}: extend when all are in the same")
+            _, answer = await order(running.url, command="abort", run_id="long")
+            assert (answer["outcome"], answer["reason"]) == ("done", f"{apart}: each ended its own")
             await poll(lambda: len(recorded(tmp_path, "long")) == 2)
-            _, said = await order(running.url, steps=1, run_id="one", ranks="1", stage="validate")
-            assert said["outcome"] == "done", said
+            _, answer = await order(running.url, steps=1, run_id="one", ranks="1", stage="validate")
+            assert answer["outcome"] == "done", answer
 
             (tmp_path / "end-fit-0").touch()
             await stages_are(running, "validate", "validate")

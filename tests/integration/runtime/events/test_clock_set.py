@@ -86,7 +86,7 @@ async def test_snapshots_of_a_native_trace(tmp_path: Path, one_hour: WallClock) 
         await exporter.close_window(window_at(number, start))
     await exporter.aclose()
     found = pftrace.load(tmp_path / "t.pftrace")
-    assert [said.name for said in found.sorted()] == ["run", *(f"window {n}" for n in range(4)), "stepscope"]
+    assert [event.name for event in found.sorted()] == ["run", *(f"window {n}" for n in range(4)), "stepscope"]
     proto: Any = require("perfetto.protos.perfetto.trace.perfetto_trace_pb2")
     trace = proto.Trace.FromString((tmp_path / "t.pftrace").read_bytes())
     snapshots = [

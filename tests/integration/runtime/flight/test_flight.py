@@ -49,10 +49,10 @@ def test_fired_triggers_are_reported(output_dir: Path) -> None:
         for number in range(3):
             profile.steps(5)
             assert profiler.save(f"why {number}") and len(profile.windows) == number + 1
-        kept, *said = profile.flight.lines(closed=False)
-        assert kept.startswith("keeps 3 steps and the one under way: ")
-        assert said == list(profile.flight.lines(closed=True))
-        assert said[0] == "fired 3 times: why 0 (1), why 1 (1), why 2 (1)"
+        first_line, *lines = profile.flight.lines(closed=False)
+        assert first_line.startswith("keeps 3 steps and the one under way: ")
+        assert lines == list(profile.flight.lines(closed=True))
+        assert lines[0] == "fired 3 times: why 0 (1), why 1 (1), why 2 (1)"
     names = [path.name for path in profiler.saved()]
     assert names == ["000001-step10-why_1.journal", "000002-step15-why_2.journal"]
     report = str(profiler.report())
@@ -139,10 +139,10 @@ def test_caught(output_dir: Path) -> None:
 
 def test_not_finite(output_dir: Path) -> None:
     """The step in which a counter became NaN is saved to its end, under the counter's name; text by mistake is no NaN."""
-    given: dict[int, Any] = {3: "0.93", 4: None, 5: [1.0], 7: math.nan}
+    values: dict[int, Any] = {3: "0.93", 4: None, 5: [1.0], 7: math.nan}
     profile = Profile(output_dir, triggers=(sc.triggers.NotFinite(),))
     with profile.profiler:
-        profile.steps(12, lambda number: sc.counter("norm", given.get(number, 1.0)))
+        profile.steps(12, lambda number: sc.counter("norm", values.get(number, 1.0)))
         assert profile.windows == [[5, 6, 7]]
     facts = profile.facts()
     assert (facts["reason"], facts["step"], facts["value"]) == ("not_finite", 7, "nan")

@@ -116,8 +116,8 @@ def test_odd_reasons(output_dir: Path) -> None:
             assert profiler.save(reason)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
         assert profiler.flush()
     names = sorted(path.name.split("-", 2)[2] for path in (output_dir / "windows").iterdir())
-    said = ["7", "call", "etc_passwd", "none", "udc80", "x" * 40]
-    assert names == [f"{reason}.journal" for reason in said]
+    reasons = ["7", "call", "etc_passwd", "none", "udc80", "x" * 40]
+    assert names == [f"{reason}.journal" for reason in reasons]
     assert sorted(path.name for path in output_dir.iterdir()) == ["windows"]
 
 
@@ -204,7 +204,7 @@ def test_with_a_profiler_that_has_a_schedule(output_dir: Path) -> None:
 
 def test_fork(output_dir: Path) -> None:
     """A child keeps nothing of its parent's, saves nothing, and disturbs nothing."""
-    (told,) = run_program(
+    (report,) = run_program(
         f"""
         import logging
         import stepscope as sc
@@ -228,7 +228,7 @@ def test_fork(output_dir: Path) -> None:
         tell([code, sorted(os.listdir({str(output_dir / "windows")!r}))])
         """
     )
-    assert told == [0, ["000000-step5-parent.journal"]]
+    assert report == [0, ["000000-step5-parent.journal"]]
 
 
 @pytest.mark.parametrize(

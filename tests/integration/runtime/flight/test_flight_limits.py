@@ -91,7 +91,7 @@ def test_loops_that_never_step(output_dir: Path) -> None:
         assert profile.windows == [[0]]
     (window,) = profile.memory.windows
     assert any("max_bytes" in note for note in window.diagnostics)
-    numbers = [int(str(given["number"])) for given in profile.memory.arguments(0) if "number" in given]
+    numbers = [int(str(arguments["number"])) for arguments in profile.memory.arguments(0) if "number" in arguments]
     # Exactly the last ones, without a hole.
     assert sorted(numbers) == list(range(60_000 - len(numbers), 60_000))
     assert any(note.startswith("kept too short") for note in profiler.diagnostics())
@@ -257,7 +257,7 @@ def test_a_save_is_larger_than_the_queues(output_dir: Path) -> None:
 
 def test_full_session_directory(small_disk: Path, output_dir: Path) -> None:
     """Where the rings' file system is full, steps are stored on the heap; it is counted, reported, and works."""
-    (told,) = run_program(
+    (report,) = run_program(
         f"""
         import stepscope as sc
         place = {str(small_disk)!r}
@@ -280,7 +280,7 @@ def test_full_session_directory(small_disk: Path, output_dir: Path) -> None:
         """,
         options=f"ring_slots=1024, session_dir={str(small_disk)!r}",
     )
-    assert told == [True, True]
+    assert report == [True, True]
     (path,) = (output_dir / "windows").iterdir()
     assert [step.number for window in read_windows(path) for step in window.steps] == [18, 19, 20]
 

@@ -174,7 +174,7 @@ def test_damaged_files_of_stored_steps(tmp_path: Path) -> None:
         (path.rmdir if path.is_dir() else path.unlink)()
         do()
         recovered = recover(flight.run, tmp_path / harm)
-        assert any(path.name in said for said in recovered.missing) or harm == "empty", harm
+        assert any(path.name in note for note in recovered.missing) or harm == "empty", harm
         # The rings have the last steps, too, as so few events did not overwrite them.
         assert names(recovered.journal)["work"] == 5, harm
 

@@ -200,7 +200,7 @@ def test_memory_of_this_process() -> None:
 
 def test_memory_of_the_address_space() -> None:
     """RLIMIT_AS counts where it is set."""
-    (told,) = run_program(
+    (report,) = run_program(
         """
         import resource
         from stepscope.runtime.flight.triggers.memory_high import ProcessMemory
@@ -208,7 +208,7 @@ def test_memory_of_the_address_space() -> None:
         tell([usage.what for usage in ProcessMemory().read() if usage.limit == 1 << 40])
         """
     )
-    assert told == ["address space (RLIMIT_AS)"]
+    assert report == ["address space (RLIMIT_AS)"]
 
 
 def test_memory_high_fires_when_it_is_reached() -> None:

@@ -65,10 +65,10 @@ def test_a_deleted_file_is_lost_and_counted(tmp_path: Path, name: str, what: str
                 pass
             profiler.step()
         assert profiler.flush()
-    said = exporter_statistics(profiler)
-    assert said.ledger.exported == said.ledger.in_flight == 0
-    assert said.ledger.dropped["deleted"] >= 50
-    assert said.ledger.offered == sum(said.ledger.dropped.values())
+    statistics = exporter_statistics(profiler)
+    assert statistics.ledger.exported == statistics.ledger.in_flight == 0
+    assert statistics.ledger.dropped["deleted"] >= 50
+    assert statistics.ledger.offered == sum(statistics.ledger.dropped.values())
     report = str(profiler.report())
     assert "deleted while it was written" in report and "dropped   nothing" not in report
     assert profiler.audit() == ()

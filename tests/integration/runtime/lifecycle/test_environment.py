@@ -29,8 +29,8 @@ def test_runs_of_one_process_have_directories_of_their_own(tmp_path: Path, monke
             work(profiler, 2)
         paths.append(profiler.output.path)
         recorded.append(len(windows))
-    said = tmp_path / "said"
-    assert paths == [said, said / "two_three-2", said / "two_three-3", tmp_path / "own"]
+    chosen = tmp_path / "said"
+    assert paths == [chosen, chosen / "two_three-2", chosen / "two_three-3", tmp_path / "own"]
     assert all((path / "journal").is_file() for path in paths)
     assert recorded == [2, 2, 2, 0]
     with refused(ValueError, "fixed", "outputdir", "STEPSCOPE_OPTIONS", "output_dir"):

@@ -146,16 +146,16 @@ def test_a_fault_while_it_records(function: str, tmp_path: Path, caplog: pytest.
 )
 def test_a_fault_while_one_closes(file: str, function: str, tmp_path: Path) -> None:
     """Its exporters are closed all the same, and the other goes on."""
-    kept, memory = sc.exporters.MemoryExporter(), sc.exporters.MemoryExporter()
+    own_memory, memory = sc.exporters.MemoryExporter(), sc.exporters.MemoryExporter()
     with no_memory(file, function) as fault:
-        unlucky = sc.trace(keep_last=3, exporters=[kept], output_dir=tmp_path / "unlucky", options=QUIET)
+        unlucky = sc.trace(keep_last=3, exporters=[own_memory], output_dir=tmp_path / "unlucky", options=QUIET)
         other = sc.trace(exporters=[memory], output_dir=tmp_path / "other", options=QUIET)
         with unlucky, other:
             sc.instant("before")
             assert unlucky.flush() and other.flush()
             fault.armed = True
             unlucky.close()
-            assert fault.came and kept.closed and not unlucky.statistics().timed_out
+            assert fault.came and own_memory.closed and not unlucky.statistics().timed_out
             sc.instant("after")
             assert other.flush()
     assert memory.names(kind=Kind.INSTANT) == ["before", "after"]
@@ -190,8 +190,8 @@ def test_stored_faults(caplog: pytest.LogCaptureFixture) -> None:
     """All are counted; the first are stored, without the objects of their frames; the log has the first of each kind."""
 
     def fail(kind: type[Exception]) -> None:
-        held = bytearray(1)
-        raise kind(f"with {len(held)}")
+        buffer = bytearray(1)
+        raise kind(f"with {len(buffer)}")
 
     faults = InternalErrors("somebody")
     with caplog.at_level(logging.ERROR, "stepscope"):

@@ -85,8 +85,8 @@ class Misleading:
 
 def finding(**fields: Any) -> sc.triggers.Finding:
     """A finding with fields of any kind."""
-    given: dict[str, Any] = {"at": clock.now(), **fields}
-    return sc.triggers.Finding(**given)
+    values: dict[str, Any] = {"at": clock.now(), **fields}
+    return sc.triggers.Finding(**values)
 
 
 def events() -> Block:

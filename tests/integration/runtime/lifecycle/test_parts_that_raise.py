@@ -145,9 +145,9 @@ def test_every_kind(
         with pytest.raises(ExceptionGroup) as caught:
             profiler.raise_errors()
         assert any(kind in map(type, chain(error)) for error in caught.value.exceptions), name
-        said = "triggers failed" if name == "trigger" else kind.__name__
-        assert any(said in note for note in profiler.diagnostics()), name
-        assert said in str(profiler.report()), name
+        text = "triggers failed" if name == "trigger" else kind.__name__
+        assert any(text in note for note in profiler.diagnostics()), name
+        assert text in str(profiler.report()), name
         assert not profiler.audit(), name
 
 
@@ -187,9 +187,9 @@ def ring_for(whom: str, number: int, frame: FrameType | None, *, twice: bool = F
 
 
 @functools.wraps(ring)
-def ring_wrapped(*given: Any) -> None:
+def ring_wrapped(*arguments: Any) -> None:
     """One that seems to be another."""
-    ring(*given)
+    ring(*arguments)
 
 
 class Ringer:

@@ -112,8 +112,8 @@ def test_any_interleaving_gives_each_what_it_would_have_alone(chosen: list[int],
         if pipeline is not None:
             windows = pipeline.windows
             for source, seen in windows.seen.items():
-                told = windows.accepted, windows.outside, windows.late, windows.superseded
-                assert seen == sum(account.get(source, 0) for account in told)
+                accounts = windows.accepted, windows.outside, windows.late, windows.superseded
+                assert seen == sum(account.get(source, 0) for account in accounts)
             assert not any(windows.dropped.values())
 
 

@@ -107,8 +107,8 @@ def test_detail_comes_back_when_the_load_has_ended(output_dir: Path) -> None:
     (window,) = memory.windows
     for change in ("lowered", "raised"):
         levels = names.count(f"detail {change}") - (change == "raised")  # the last one is not reported
-        told = sum(note.startswith(f"detail {change} to ") for note in window.diagnostics)
-        assert told == levels or any("more times" in note for note in window.diagnostics)
+        noted = sum(note.startswith(f"detail {change} to ") for note in window.diagnostics)
+        assert noted == levels or any("more times" in note for note in window.diagnostics)
     assert overhead(profiler).lowered_ns < overhead(profiler).recorded_ns
 
 
@@ -204,7 +204,7 @@ def test_the_cost_is_measured_without_a_budget(output_dir: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "facts"),
+    ("budget", "facts"),
     [
         (0, ["OverheadBudget.fraction", "0.0"]),
         (2, ["overhead_budget", "0.01", "2"]),
@@ -212,10 +212,10 @@ def test_the_cost_is_measured_without_a_budget(output_dir: Path) -> None:
         (True, ["overhead_budget", "0.01", "True"]),
     ],
 )
-def test_wrong_budgets_are_named(given: object, facts: list[str]) -> None:
+def test_wrong_budgets_are_named(budget: object, facts: list[str]) -> None:
     """By field, value and remedy."""
     with refused((TypeError, ValueError), *facts):
-        sc.trace(overhead_budget=given)  # type: ignore[arg-type]
+        sc.trace(overhead_budget=budget)  # type: ignore[arg-type]
 
 
 def marks(*steps: int) -> Block:

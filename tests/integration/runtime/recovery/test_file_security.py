@@ -198,7 +198,7 @@ def test_only_the_session_that_is_meant_is_removed(killed: Crash, tmp_path: Path
 def test_a_session_that_others_may_write_is_not_read(killed: Crash) -> None:
     """Another user who plants rings there could make us read any memory."""
     killed.directory().chmod(0o777)
-    assert any("is not a session directory of this user" in said for said in recover(killed.run).missing)
+    assert any("is not a session directory of this user" in note for note in recover(killed.run).missing)
 
 
 def test_a_note_that_is_a_link_or_pipe_is_not_read(killed: Crash) -> None:
@@ -206,10 +206,10 @@ def test_a_note_that_is_a_link_or_pipe_is_not_read(killed: Crash) -> None:
     note = killed.run / "session"
     note.rename(killed.run / "moved")
     note.symlink_to(killed.run / "moved")
-    assert any("symbolic link" in said for said in recover(killed.run, killed.run / "copy").missing)
+    assert any("symbolic link" in text for text in recover(killed.run, killed.run / "copy").missing)
     note.unlink()
     os.mkfifo(note)
-    assert any("no regular file" in said for said in recover(killed.run, killed.run / "copy").missing)
+    assert any("no regular file" in text for text in recover(killed.run, killed.run / "copy").missing)
 
 
 def hostile(path: Path, **fields: int) -> None:

@@ -95,8 +95,8 @@ def test_traces_in_other_places(killed: Path, capsys: pytest.CaptureFixture[str]
         *note.outputs
     }
     assert main(["recover", str(killed / "run")]) == 0
-    said = capsys.readouterr().out
-    assert f"from {killed / 'own' / 'events.journal'}" in said and "left as it is" not in said
+    output = capsys.readouterr().out
+    assert f"from {killed / 'own' / 'events.journal'}" in output and "left as it is" not in output
     (board,) = (killed / "tb").glob("*.json")
     for path in ("trace.json", "trace.json.gz", "hta/whole.json", "closed.json", "notes/rank0-0.txt", board):
         assert names(killed / path) == WRITTEN, path
@@ -148,8 +148,8 @@ def test_without_a_journal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     kill(tmp_path, 9)
     before = all_below(tmp_path)
     assert main(["recover", str(tmp_path / "run")]) == 3
-    said = capsys.readouterr()
-    assert said.out.count("the run kept no journal") == 9 and "not all could be brought back" in said.err
+    output = capsys.readouterr()
+    assert output.out.count("the run kept no journal") == 9 and "not all could be brought back" in output.err
     after = all_below(tmp_path)
     assert {name for name in before if after[name] != before[name]} == {"run/session"}
     cut = json.loads((tmp_path / "trace.json").read_bytes().rstrip(b",\n") + b"]")
@@ -164,8 +164,8 @@ def test_a_journal_that_has_less(killed: Path, capsys: pytest.CaptureFixture[str
     replace_note(path, msgspec.structs.replace(note, directory=str(killed / "gone")))
     before = all_below(killed)
     assert main(["recover", str(killed / "run")]) == 3
-    said = capsys.readouterr().out
-    assert said.count("has events that the journal lacks") == 9
+    output = capsys.readouterr().out
+    assert output.count("has events that the journal lacks") == 9
     after = all_below(killed)
     assert {name for name in before if after[name] != before[name]} == {"run/session", "own/events.journal"}
 
@@ -178,8 +178,8 @@ def test_a_later_run_has_written_the_files(killed: Path, capsys: pytest.CaptureF
     later = (killed / "trace.json").read_bytes(), (killed / "trace.pftrace.gz").read_bytes()
     (killed / "hta" / "whole.json.part").unlink()
     assert main(["recover", str(killed / "run")]) == 3
-    said = capsys.readouterr().out
-    assert said.count("is not the file that this run wrote") == 2 and said.count("is not there any more") == 1
+    output = capsys.readouterr().out
+    assert output.count("is not the file that this run wrote") == 2 and output.count("is not there any more") == 1
     assert later == ((killed / "trace.json").read_bytes(), (killed / "trace.pftrace.gz").read_bytes())
     assert not (killed / "hta" / "whole.json").exists() and names(killed / "closed.json") == WRITTEN
 
@@ -208,9 +208,9 @@ def test_files_that_the_note_may_not_name(killed: Path, capsys: pytest.CaptureFi
     if os.geteuid() == 0:
         os.chown(killed / "notes" / "rank0-0.txt", 65534, 65534)
     assert main(["recover", str(killed / "run")]) == 3
-    said = capsys.readouterr()
-    assert said.out.count("is no regular file of this user's") == (3 if os.geteuid() == 0 else 2)
-    assert "not all could be brought back" in said.err
+    output = capsys.readouterr()
+    assert output.out.count("is no regular file of this user's") == (3 if os.geteuid() == 0 else 2)
+    assert "not all could be brought back" in output.err
     assert precious.read_bytes() == torn
 
 
@@ -260,8 +260,8 @@ def test_a_place_that_cannot_be_written(killed: Path, small_disk: Path, capsys: 
 def test_the_hint_says_how_to_see_it(killed: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """It names the trace that was just written; where there is none, the journal."""
     main(["recover", str(killed / "run")])
-    *said, hint = capsys.readouterr().out.splitlines()
-    first = next(line.removeprefix("written anew: ") for line in said if line.startswith("written anew: "))
+    *output, hint = capsys.readouterr().out.splitlines()
+    first = next(line.removeprefix("written anew: ") for line in output if line.startswith("written anew: "))
     assert hint.startswith("see it: ") and hint.endswith(f" view {first}, or drag it into https://ui.perfetto.dev")
     ((_, note),) = notes_in(killed / "run", [])
     for trace in note.traces:
@@ -281,8 +281,8 @@ def test_a_run_that_goes_on_in_the_same_directory(killed: Path, capsys: pytest.C
         profiler.flush()
         inode = (run / "living.json").stat().st_ino
         assert main(["recover", str(run)]) == 0
-        said = capsys.readouterr().out
-        assert "goes on writing" in said and "trace.json is still being written" in said
+        output = capsys.readouterr().out
+        assert "goes on writing" in output and "trace.json is still being written" in output
         assert (run / "living.json").stat().st_ino == inode
         assert main(["recover", str(run / "living.json")]) == 1
         assert len(notes_in(run, [])) == 2

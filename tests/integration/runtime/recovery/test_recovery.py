@@ -206,7 +206,7 @@ def test_without_a_session_the_journal_is_completed(killed: Crash) -> None:
     """When the rings are gone, as after a restart, the journal's windows are closed all the same."""
     shutil.rmtree(killed.directory())
     recovery = killed.recover()
-    assert any("cannot be used" in said for said in recovery.missing)
+    assert any("cannot be used" in note for note in recovery.missing)
     assert recovery.session is None
     assert names(recovery.journal)["forward"] == 21
     (window,) = windows(recovery.journal)
@@ -238,11 +238,11 @@ def test_events_that_are_in_no_ring_are_counted(
         """,
         drain_interval=1000.0,
     ).recover()
-    kept = names(recovery.journal)["x"]
-    assert least <= kept <= most
-    assert kept + recovery.dropped == count
+    recovered = names(recovery.journal)["x"]
+    assert least <= recovered <= most
+    assert recovered + recovery.dropped == count
     ledger = windows(recovery.journal)[0].ledger.sources["recorder"]
-    assert ledger.dropped == {"overflow": count - kept}
+    assert ledger.dropped == {"overflow": count - recovered}
     gaps = names(recovery.journal, Kind.GAP)
     assert set(gaps) == {"dropped"} and gaps["dropped"] >= 1
 
@@ -345,7 +345,7 @@ def test_the_rows_of_steps(crash: Crash, next_epoch: str, last_is_apart: bool) -
 )
 def test_recovered_windows_are_reported_in_words(windows: int, unfinished: int, text: str, tmp_path: Path) -> None:
     """How many windows, and how many of them the run had not closed."""
-    told = Recovery(
+    recovery = Recovery(
         journal=tmp_path / "journal",
         source=None,
         session=None,
@@ -359,5 +359,5 @@ def test_recovered_windows_are_reported_in_words(windows: int, unfinished: int, 
         dropped=0,
         damage=Damage(),
     ).text()
-    assert text in [line.strip() for line in told.splitlines()]
-    assert "no journal" not in told and "0 events in all" in told
+    assert text in [line.strip() for line in recovery.splitlines()]
+    assert "no journal" not in recovery and "0 events in all" in recovery

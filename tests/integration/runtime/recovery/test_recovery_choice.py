@@ -110,7 +110,7 @@ def test_a_flight_recorder_and_a_profiler(tmp_path: Path) -> None:
     assert recovery.source is None
     found = names(recovery.journal)
     assert (found["kept"], found["both"]) == (30, 1)
-    assert any("not used" in said and said.endswith("journal") for said in recovery.notes)
+    assert any("not used" in note and note.endswith("journal") for note in recovery.notes)
 
 
 def test_a_container_that_starts_again(crash: Crash) -> None:
@@ -242,7 +242,7 @@ def test_runs_in_two_directories(order: tuple[str, str], tmp_path: Path) -> None
     crash = killed(tmp_path, tmp_path / "other")
     session = crash.directory()
     first = recover(tmp_path / order[0], remove_session=True)
-    assert any("not removed" in said and str(tmp_path / order[1]) in said for said in first.notes)
+    assert any("not removed" in note and str(tmp_path / order[1]) in note for note in first.notes)
     assert session.is_dir()
     last = recover(tmp_path / order[1], remove_session=True)
     assert not last.notes and not last.missing and not session.exists()
@@ -271,7 +271,7 @@ def test_an_early_recovery_does_not_replace_a_later_one(tmp_path: Path) -> None:
     ((path, note),) = notes_in(tmp_path / "run", [])
     replace_note(path, msgspec.structs.replace(note, recovered_ns=1))
     last = recover(tmp_path / "other", remove_session=True)
-    assert any("not removed" in said for said in last.notes) and crash.directory().is_dir()
+    assert any("not removed" in text for text in last.notes) and crash.directory().is_dir()
 
 
 def test_runs_in_one_directory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -279,8 +279,8 @@ def test_runs_in_one_directory(tmp_path: Path, capsys: pytest.CaptureFixture[str
     crash = killed(tmp_path, tmp_path / "run")
     session = crash.directory()
     assert main(["recover", "--remove-session", str(crash.run)]) == 0
-    said = capsys.readouterr().out
-    assert "not removed" not in said and "cannot be used" not in said
+    output = capsys.readouterr().out
+    assert "not removed" not in output and "cannot be used" not in output
     assert not session.exists() and not list(crash.run.glob("session*"))
     recovered = sorted(crash.run.glob("journal*"))
     assert [names(path)["both"] for path in recovered] == [100, 100]

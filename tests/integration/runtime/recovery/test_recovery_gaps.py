@@ -41,11 +41,11 @@ def test_a_drain_that_was_not_released(where: str, policy: str, crash: Crash) ->
             file.seek(CONSUMER.start)
             file.write(before[CONSUMER])
     recovery = crash.recover()
-    kept = names(recovery.journal)["x"]
+    recovered = names(recovery.journal)["x"]
     (window,) = windows(recovery.journal)
     gaps = sum(lost(recovery.journal).values())
-    assert 0 < kept < 500
-    assert kept + gaps == 500
+    assert 0 < recovered < 500
+    assert recovered + gaps == 500
     assert window.ledger.sources["recorder"].dropped.keys() <= {"overflow"}
     assert window.ledger.dropped() == gaps
 
@@ -81,10 +81,10 @@ def test_a_joined_process_that_is_one_drain_behind(crash: Crash) -> None:
         file.seek(CONSUMER.start)
         file.write((crash.run / f"before-{ring.name}").read_bytes()[CONSUMER])
     recovery = crash.recover()
-    kept = names(recovery.journal)["x"]
+    recovered = names(recovery.journal)["x"]
     assert recovery.processes == 1
-    assert 0 < kept < 500
-    assert kept + windows(recovery.journal)[0].ledger.dropped() == 500
+    assert 0 < recovered < 500
+    assert recovered + windows(recovery.journal)[0].ledger.dropped() == 500
 
 
 def test_a_gap_across_windows(crash: Crash) -> None:
@@ -117,10 +117,10 @@ def test_a_gap_across_windows(crash: Crash) -> None:
     )
     recovery = crash.recover()
     first, second = windows(recovery.journal)
-    kept = names(recovery.journal)["x"] - 1
-    assert 0 < kept < 100
-    assert (first.ledger.dropped(), second.ledger.dropped()) == (100 - kept, 0)
-    assert lost(recovery.journal) == {0: 100 - kept, 1: 0}
+    recovered = names(recovery.journal)["x"] - 1
+    assert 0 < recovered < 100
+    assert (first.ledger.dropped(), second.ledger.dropped()) == (100 - recovered, 0)
+    assert lost(recovery.journal) == {0: 100 - recovered, 1: 0}
     assert recover(crash.run).dropped == recovery.dropped
 
 
@@ -159,7 +159,7 @@ def test_a_gap_that_begins_in_a_closed_window(end: str, crash: Crash) -> None:
     )
     recovery = crash.recover()
     first, second = windows(recovery.journal)
-    kept = names(recovery.journal)["x"] - 1
-    assert 0 < kept < 500
-    assert (first.ledger.dropped(), second.ledger.dropped()) == (0, 500 - kept)
-    assert lost(recovery.journal) == {0: 0, 1: 500 - kept}
+    recovered = names(recovery.journal)["x"] - 1
+    assert 0 < recovered < 500
+    assert (first.ledger.dropped(), second.ledger.dropped()) == (0, 500 - recovered)
+    assert lost(recovery.journal) == {0: 0, 1: 500 - recovered}

@@ -45,8 +45,8 @@ def program(loop: str, *, seconds: float, queue: int) -> str:
 
 def at_most(recovery: Recovery) -> int:
     """Events that the journal may lack, as recovery says."""
-    said = [re.match(r"at most ([\d,]+) event", what) for what in recovery.missing]
-    return sum(int(match[1].replace(",", "")) for match in said if match)
+    matches = [re.match(r"at most ([\d,]+) event", what) for what in recovery.missing]
+    return sum(int(match[1].replace(",", "")) for match in matches if match)
 
 
 def check(crash: Crash) -> Recovery:

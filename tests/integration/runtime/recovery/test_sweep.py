@@ -168,10 +168,10 @@ def test_no_room(
     note = read_note(run / "session", [])
     assert note is not None and note.swept is not None and note.swept.events > 80
     assert main(["recover", str(run)]) == 3
-    told = capsys.readouterr()
-    assert "MISSING: its session was swept by a later run at 20" in told.out
-    assert f"at most {note.swept.events:,} events that no journal has" in told.out
-    assert "not all could be brought back" in told.err
+    output = capsys.readouterr()
+    assert "MISSING: its session was swept by a later run at 20" in output.out
+    assert f"at most {note.swept.events:,} events that no journal has" in output.out
+    assert "not all could be brought back" in output.err
     assert names(run / "journal")["forward"] == 21
 
 
@@ -237,10 +237,10 @@ def test_one_that_is_in_use_stays(left: Left) -> None:
     """Its process id does not matter: that of another container means nothing. A recovery that reads it does not lose it."""
     _, session = left.run("run", 9 * DAY)
     for name in (".", "process.json"):
-        held = lock(session / name)
+        descriptor = lock(session / name)
         sweep(left.sessions, 60.0)
         assert session.exists()
-        os.close(held)
+        os.close(descriptor)
     sweep(left.sessions, 60.0)
     assert not session.exists()
 
@@ -267,9 +267,9 @@ signal.pause()
             (session,) = (tmp_path / "session").iterdir()
             assert in_use(session)
             note = tmp_path / "run" / "session"
-            said = note.read_text().replace(f'"pid":{process.pid}', '"pid":1')
-            assert f'"pid":{process.pid}' not in said
-            note.write_text(said)  # as another container sees it
+            text = note.read_text().replace(f'"pid":{process.pid}', '"pid":1')
+            assert f'"pid":{process.pid}' not in text
+            note.write_text(text)  # as another container sees it
             with refused(ProfilerStateError, "process 1"):
                 recover(tmp_path / "run")
             process.kill()
@@ -283,11 +283,11 @@ signal.pause()
 def test_two_recoveries(left: Left) -> None:
     """One does not delete what another is reading."""
     run, session = left.run("run", 60.0)
-    held = lock(session)
-    kept = recover(run, remove_session=True)
-    assert any("is in use" in note for note in kept.notes)
+    descriptor = lock(session)
+    recovery = recover(run, remove_session=True)
+    assert any("is in use" in note for note in recovery.notes)
     assert session.exists() and (run / "session").exists()
-    os.close(held)
+    os.close(descriptor)
     assert recover(run, remove_session=True).notes == ()
     assert not session.exists()
 

@@ -201,9 +201,9 @@ def test_values_of_any_size() -> None:
     with pytest.raises(ValueError) as caught:
         sc.Control(job="/" * 10_000_000)
     assert len(str(caught.value)) < 300
-    with pytest.raises(ControlError) as told:
+    with pytest.raises(ControlError) as raised:
         decode_json(b'{"window": {"steps": [%s]}}' % b",".join([b"1"] * 100_000), EnvironmentOptions)
-    assert len(str(told.value)) < 300
+    assert len(str(raised.value)) < 300
     with refused(ValueError, "Options.linger", "int", "ValueError", snapshot=False):  # as msgspec says it
         sc.Options(linger=10**5000)
     with refused(ValueError, "Options.session_dir", "int"):

@@ -133,12 +133,12 @@ def test_thread_pools() -> None:
         with recording() as log:
             with span("first"):
                 pool.submit(work, name="of first")
-                kept = pool.submit(threading.get_ident)
+                first = pool.submit(threading.get_ident)
             with span("second"):
                 done = pool.submit(work, "of second")
             done.result()
             pool.submit(work, "of none").result()
-        assert kept.result() != threading.get_ident()
+        assert first.result() != threading.get_ident()
     assert log.span("of first").parent == log.span("first").id
     assert log.span("of second").parent == log.span("second").id
     assert log.span("of none").parent == 0

@@ -41,16 +41,16 @@ CALL = "def call(value): return copy.deepcopy(value)"
 
 
 @pytest.mark.parametrize(
-    ("module", "kept"),
+    ("module", "frames"),
     [("stepscope.something", []), ("stepscope", []), ("stepscope_extra", ["call", "deepcopy"])],
 )
-def test_frames_of_the_program_stay(module: str, kept: list[str]) -> None:
+def test_frames_of_the_program_stay(module: str, frames: list[str]) -> None:
     """Frames that call stepscope and frames that it calls stay; a library's function that stepscope itself called is left out."""
     looking = Looking()
     call: Callable[[object], object] = made_in(module, CALL)["call"]
     call(looking)
     here = "test_frames_of_the_program_stay"
-    assert looking.seen[looking.seen.index(here) :] == [here, *kept, "__deepcopy__"]
+    assert looking.seen[looking.seen.index(here) :] == [here, *frames, "__deepcopy__"]
 
 
 def test_the_library_of_the_program_stays() -> None:

@@ -134,8 +134,8 @@ def test_steps_are_read_alone(
         for batch in batches:
             of_steps = (batch.events["step"] >= steps[0]) & (batch.events["step"] <= steps[1])
             in_time = (batch.events["ts"] < times[1]) & (batch.events["ts"] + batch.events["dur"] > times[0])
-            kept = batch.events[of_steps | in_time]
-            found += [described(msgspec.structs.replace(batch, events=kept))] if len(kept) else []
+            rows = batch.events[of_steps | in_time]
+            found += [described(msgspec.structs.replace(batch, events=rows))] if len(rows) else []
         return found
 
     with pytest.MonkeyPatch.context() as patch:

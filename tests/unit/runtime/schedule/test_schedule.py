@@ -248,8 +248,8 @@ def test_plan_of_a_long_loop_stays_readable() -> None:
 )  # fmt: skip
 def test_a_loop_that_does_not_fit_its_schedule(values: dict[str, int], steps: int, first: int, sentence: str) -> None:
     """The plan says what is missing, and how long the loop would have to be; and what it costs to have no warm-up."""
-    (said,) = schedule(**values).plan(steps, first=first).diagnostics
-    assert said.startswith(sentence)
+    (diagnostics,) = schedule(**values).plan(steps, first=first).diagnostics
+    assert diagnostics.startswith(sentence)
 
 
 def test_plan_of_a_run_that_goes_on() -> None:
