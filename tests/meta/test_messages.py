@@ -88,7 +88,7 @@ def test_a_message_without_a_fact_is_not_taken_over(suite: Suite, lacking: str) 
     assert suite.messages() == messages
 
 
-def test_obsolete_messages_are_removed_and_reported(suite: Suite) -> None:
+def test_obsolete_texts_are_removed_and_reported(suite: Suite) -> None:
     """A test that is gone, one case of a test, and a message of a test that is still there."""
     suite.write(TWO.replace("[1, 2]", "[1]").replace("    check_messages(", "    print("))
     failed = suite.run()
