@@ -20,7 +20,7 @@ class LocalObject:
     """A local variable of the frame that raises: a batch, say."""
 
 
-class SlowText(Exception):
+class Long(Exception):
     """Counts how often it is asked what it says."""
 
     asked = 0
@@ -94,7 +94,7 @@ def test_an_exception_raised_again_does_not_grow(how: Callable[[Exception], None
     full: ErrorLog[Exception] = ErrorLog(contexts=True)
     for number in range(MAX_RETAINED):
         full.record("open", OSError(number))
-    slow = SlowText()
+    slow = Long()
     assert not raised_again(full, slow, how)
     assert full.count == MAX_RETAINED + TIMES and len(full.retained) == MAX_RETAINED
     assert length(slow) == 0 and slow.asked == 0
@@ -104,12 +104,12 @@ def test_an_exception_raised_again_does_not_grow(how: Callable[[Exception], None
 def test_its_text_is_read_once() -> None:
     """When it is stored, on the thread that stores it: it may take long. The text is bounded, and there is one note."""
     keeper: ErrorLog[Exception] = ErrorLog(contexts=True)
-    error = SlowText()
+    error = Long()
     for _ in range(3):
         keeper.record("export", error, "exporter 'bad'")
     ((retained, text),) = keeper.retained
     assert retained is error and error.asked == 1 and keeper.count == 3
-    assert text == f"SlowText: {'x' * (MAX_TEXT - 6)}... ({MAX_TEXT + 11:,} characters)"
+    assert text == f"Long: {'x' * (MAX_TEXT - 6)}... ({MAX_TEXT + 11:,} characters)"
     assert keeper.first == f"export(): {text}"
     assert error.__notes__ == ["raised by exporter 'bad' in export()"]
 
