@@ -1,4 +1,4 @@
-"""Benchmarks: what stepscope costs, measured beside other tracers in the same run."""
+"""Benchmarks: the costs of stepscope, measured next to other tracers in the same run."""
 
 from __future__ import annotations
 

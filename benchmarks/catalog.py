@@ -8,7 +8,7 @@ from benchmarks.cases.runs import closing, memory, startup
 from benchmarks.cases.spans import annotating, idle, span, span_in_task, tasks
 from benchmarks.cases.steps import control, flight, small_windows, step, window_end
 from benchmarks.cases.streaming import collector, jetstream, merge
-from benchmarks.cases.training import front_doors, governor, neighbours, operators, training
+from benchmarks.cases.training import faulty_exporters, front_doors, governor, operators, training
 
 ROWS = (
     *span.ROWS,
@@ -30,7 +30,7 @@ ROWS = (
     *explaining.ROWS,
     *training.ROWS,
     *small_windows.ROWS,
-    *neighbours.ROWS,
+    *faulty_exporters.ROWS,
     *governor.ROWS,
     *closing.ROWS,
     *collector.ROWS,

@@ -1,7 +1,7 @@
 """Makes messages.md of the texts in the code. `python -m docs.messages`.
 
 Each text of four words or more that a function builds is a message, or a part of one: of an error, a warning, the report, the
-answer, or a command. What `--help` and the collector's OpenAPI document say stands elsewhere.
+answer, or a command. The texts of `--help` and of the collector's OpenAPI document stand elsewhere.
 """
 
 from __future__ import annotations

@@ -95,7 +95,7 @@ def page() -> str:
 
 
 def settings_of(subject: Callable[..., Any]) -> tuple[Field, ...]:
-    """What can be given to a settings struct, a class or a function.
+    """The parameters of a settings struct, a class or a function.
 
     Raises:
         LookupError: for a parameter that its docstring does not speak of.
@@ -161,7 +161,7 @@ def _full_name(subject: Callable[..., Any]) -> str:
 
 
 def _about(subject: Callable[..., Any]) -> str:
-    """What its docstring says before any section."""
+    """The docstring before any section."""
     return re.split(r"\n+(?:Args|Attributes|Raises|Returns):\n", inspect.getdoc(subject) or "")[0]
 
 

@@ -1,4 +1,4 @@
-"""Pages of the site beside docs/: README.md and other pages of the checkout, and the reference of public names.
+"""Pages of the site other than docs/: README.md and other pages of the checkout, and the reference of public names.
 
 mkdocs calls the functions `on_...` at their events (<https://www.mkdocs.org/user-guide/plugins/#events>). `make site` runs it.
 """

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import stepscope as sc
 
-kept: list[Path] = []
+saved: list[Path] = []
 
 
 def keep_if_slow(window: sc.Window) -> None:
@@ -15,7 +15,7 @@ def keep_if_slow(window: sc.Window) -> None:
     times = [step.end_ns - step.start_ns for step in window.steps]
     print(f"window {window.index}: slowest step {max(times) / 1e6:.1f} ms")
     if max(times) > 100_000_000:
-        kept.append(window.export(f"slow-{window.index}.json.gz"))
+        saved.append(window.export(f"slow-{window.index}.json.gz"))
 
 
 def main() -> None:
@@ -27,7 +27,7 @@ def main() -> None:
                 time.sleep(0.2 if step == 4 else 0.001)
             profiler.step()
     profiler.raise_errors()
-    print("kept", *kept)
+    print("saved", *saved)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ def main() -> None:
                 time.sleep(0.003)
             sc.counter("loss", 1 / (step + 1))
             profiler.step()
-    print(profiler.report())  # what arrived, and what did not and why
+    print(profiler.report())  # sent and lost events, and the reasons
     try:
         profiler.raise_errors()
     except ExceptionGroup as errors:

@@ -34,7 +34,7 @@ class MemoryBackend:
                 event["category"], event["track"] = strings.category("memory"), tracks.process()
                 event["value"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
                 sink.deliver(event)
-            sink.watermark(now)  # what comes later began later: a window that ended before may close
+            sink.watermark(now)  # later events begin later: a window that ended before may close
 
     async def aclose(self) -> None:
         self._closed.set()

@@ -10,7 +10,7 @@ from tools.package_tree import make, original
 
 
 def main() -> int:
-    """Returns 0 if every contract is kept."""
+    """Returns 0 if every contract holds."""
     command = [str(Path(sys.executable).with_name("lint-imports")), "--no-logo"]
     done = subprocess.run(command, cwd=make(), capture_output=True, text=True, check=False)
     print(original(done.stdout).strip() if done.returncode else "import-linter: every contract is kept", done.stderr)

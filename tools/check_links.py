@@ -1,4 +1,4 @@
-"""Checks that the outside pages to which the documentation links are there: `python -m tools.check_links`. Needs the network."""
+"""Checks that the external pages to which the documentation links are there: `python -m tools.check_links`. Needs the network."""
 
 from __future__ import annotations
 

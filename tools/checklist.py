@@ -70,7 +70,7 @@ def listing() -> str:
 
 
 def unshown(page: str, passed: Iterable[str]) -> list[str]:
-    """Rows that are said to be there, wholly or in part, of which no test has passed.
+    """Rows that are marked as present, wholly or in part, of which no test has passed.
 
     Args:
         page: its text.

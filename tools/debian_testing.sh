@@ -14,7 +14,7 @@ if [ "${1-}" = --inside ]; then
   shift 2
   mount --rbind "$folder" "$folder"
   for path in /proc /sys /dev; do mount --rbind "$path" "$folder$path"; done
-  # Who trusts a certificate of its own here does so in there.
+  # A machine that trusts a certificate of its own here does so in there.
   mkdir -p "$folder/etc/ssl/certs" "$folder$PWD"
   mount --bind /etc/ssl/certs "$folder/etc/ssl/certs"
   mount --bind "$PWD" "$folder$PWD"

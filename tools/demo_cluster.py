@@ -154,7 +154,7 @@ def _train(place: Path, collector: _Collector, steps: int, take_picture: Callabl
     Returns:
         0, or how it failed: a rank did, or the page did not name the slow one.
     """
-    attempt, told, taken, killed, worst = 0, False, False, False, 0
+    attempt, reported, pictured, killed, worst = 0, False, False, False, 0
     ranks = _launch(place, collector.url, attempt, steps)
     while any(rank.poll() is None for rank in ranks) or any(rank.returncode for rank in ranks):
         if any(rank.poll() for rank in ranks):
@@ -167,15 +167,15 @@ def _train(place: Path, collector: _Collector, steps: int, take_picture: Callabl
             attempt += 1
             ranks = _launch(place, collector.url, attempt, steps)
         done = sum(noted(place).values())
-        if not taken and done > RANKS * steps // 5:
-            taken = True
+        if not pictured and done > RANKS * steps // 5:
+            pictured = True
             take_picture()
         if not killed and done > RANKS * steps // 4:
             print("the collector is killed, and started again", flush=True)
             collector.kill()
             killed = True
-        if not told and done > RANKS * steps * 9 // 10:
-            told = True
+        if not reported and done > RANKS * steps * 9 // 10:
+            reported = True
             slow = [view["rank"] for view in collector.ask("/v1/ranks") if view["slow"]]
             print(f"slow, as the page has it: ranks {slow}", flush=True)
             if SLOW not in slow:
@@ -201,11 +201,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="pictures of the page in light and dark, taken in Chromium: this one, and one that ends in -dark",
     )
     parser.add_argument("--steps", type=int, metavar="N", default=STEPS, help=f"steps of each rank; default: {STEPS}")
-    given = parser.parse_args(arguments)
-    place: Path = given.dir or Path(tempfile.mkdtemp(prefix="cluster-"))
+    options = parser.parse_args(arguments)
+    place: Path = options.dir or Path(tempfile.mkdtemp(prefix="cluster-"))
     place.mkdir(parents=True, exist_ok=True)
-    status = _demonstrate(place, given.steps, given.picture)
-    if given.dir is None and not status:
+    status = _demonstrate(place, options.steps, options.picture)
+    if options.dir is None and not status:
         shutil.rmtree(place)
         print("what it made is removed; --dir DIR leaves it there, to be looked at", flush=True)
     else:
@@ -228,9 +228,9 @@ def _demonstrate(place: Path, steps: int, picture: Path | None) -> int:
     within = f"within {max(known) / 1e3:,.0f} us" if len(known) == len(report.members) else "without a bound"
     print(f"merged: {report.events:,} events of {len(report.members)} processes, their times {within}", flush=True)
     made = noted(place)
-    for kept, what in ((collected(place / "collected"), "kept"), (_merged_spans(place), "merged")):
-        lost, twice = (made - kept).total(), (kept - made).total()
-        print(f"{made.total()} spans were made, {kept.total()} are {what}; lost: {lost}, twice: {twice}", flush=True)
+    for found, what in ((collected(place / "collected"), "kept"), (_merged_spans(place), "merged")):
+        lost, twice = (made - found).total(), (found - made).total()
+        print(f"{made.total()} spans were made, {found.total()} are {what}; lost: {lost}, twice: {twice}", flush=True)
         status = status or int(bool(lost or twice))
     return int(bool(status or len(known) < len(report.members)))
 

@@ -25,7 +25,7 @@ def lowest(project: dict[str, Any], pinned: str) -> list[str]:
         pinned: text of constraints.txt.
 
     Raises:
-        ValueError: if a package is needed of which no lowest version is said.
+        ValueError: if a package is needed of which no lowest version is known.
     """
     pins = {match["name"]: line for line in pinned.splitlines() if (match := _PIN.match(line))}
     extras: dict[str, list[str]] = project["optional-dependencies"]

@@ -14,7 +14,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 TREE = ROOT / "build" / "package"
-BESIDE = ("tests", "examples", "benchmarks", "docs", "tools")
+NOT_INSTALLED = ("tests", "examples", "benchmarks", "docs", "tools")
 """Packages of the checkout that are not installed."""
 KINDS = (".py", ".pyi", ".so")
 
@@ -32,7 +32,7 @@ def places() -> Iterator[tuple[Path, Path]]:
     yield ROOT / "stepscope", TREE / "stepscope"
     for part in parts():
         yield ROOT / part, TREE / "stepscope" / part
-    for name in BESIDE:
+    for name in NOT_INSTALLED:
         yield ROOT / name, TREE / name
 
 

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import msgspec
 
-from benchmarks.endurance import judgement, long_run
+from benchmarks.endurance import leak_check, long_run
 from benchmarks.endurance.cycles import Cycles, Kind
 from benchmarks.endurance.long_run import LongRun
 from benchmarks.endurance.plot import Line, svg
 from benchmarks.endurance.watch import Sample
 from benchmarks.harness.document import put
 from benchmarks.harness.machine import Machine
-from benchmarks.harness.team import ROOT
+from benchmarks.harness.worker_processes import ROOT
 
 SPANS = 100_000_000
 RATE = 400_000.0
@@ -32,11 +32,11 @@ FLAT = 100_000
 """Bytes for a million spans: growth below that, over the second half of a run, is that of allocators and caches."""
 LONG = 50_000_000
 """Spans of a run whose second half says how flat memory is."""
-KEPT = 24_000_000
+FLIGHT_SPANS = 24_000_000
 """Spans of the run that keeps its last steps: a minute."""
-KEPT_STEPS = 100
-KEPT_LONG = 10_000_000
-KEPT_FLAT = 8 << 20
+FLIGHT_STEPS = 100
+FLIGHT_LONG = 10_000_000
+FLIGHT_FLAT = 8 << 20
 """Bytes from the second quarter of that run to the last. A quarter of a minute records fifty times as much."""
 MB = 1e6
 
@@ -50,31 +50,34 @@ class Report(msgspec.Struct, kw_only=True):
     """Rates tried, and events dropped."""
     long: LongRun
     cycles: list[Cycles]
-    kept: LongRun | None = None
+    flight: LongRun | None = None
     """The run that keeps its last steps."""
 
 
-def measure(spans: int, rate: float, rates: Sequence[float], cycles: int, kept: int) -> Report:
-    """Runs everything and tells how far it is."""
+def measure(spans: int, rate: float, rates: Sequence[float], cycles: int, flight_spans: int) -> Report:
+    """Runs everything and prints the progress."""
     machine = Machine.this()
     limits: list[tuple[float, int]] = []
     for tried in rates:
         limits.append((tried, long_run.run(int(tried * PROBE), tried).dropped))
         print(f"{tried:,.0f} spans/s: {limits[-1][1]:,} dropped", flush=True)
-    long = long_run.run(spans, rate, _tell)
+    long = long_run.run(spans, rate, _print_progress)
     print(f"{long.end.spans:,} spans: {long.lost} lost, {long.dropped:,} dropped, {long.end.outputs}", flush=True)
-    flight = long_run.run(kept, rate, _tell, kept=KEPT_STEPS) if kept else None
+    flight = long_run.run(flight_spans, rate, _print_progress, keep_last=FLIGHT_STEPS) if flight_spans else None
     if flight is not None:
         grown = flight.grown(lambda seen: seen.resident)
-        print(f"{kept:,} spans, the last {KEPT_STEPS} steps kept: memory grew by {grown / MB:.1f} MB", flush=True)
+        print(
+            f"{flight_spans:,} spans, the last {FLIGHT_STEPS} steps kept: memory grew by {grown / MB:.1f} MB",
+            flush=True,
+        )
     seen: list[Cycles] = []
     for kind in Kind if cycles else ():
         seen.append(_cycles(kind, cycles))
         print(f"{cycles:,} times {kind}: {seen[-1].milliseconds:.1f} ms each", flush=True)
-    return Report(machine=machine, rate=rate, limits=limits, long=long, cycles=seen, kept=flight)
+    return Report(machine=machine, rate=rate, limits=limits, long=long, cycles=seen, flight=flight)
 
 
-def _tell(seen: Sample) -> None:
+def _print_progress(seen: Sample) -> None:
     if int(seen.seconds) % 10 == 0:
         print(f"{seen.seconds:5.0f} s {seen.spans / 1e6:6.1f} million, {seen.resident / MB:.0f} MB", flush=True)
 
@@ -90,28 +93,28 @@ def problems(report: Report) -> list[str]:
     """The broken promises, as text."""
     long = report.long
     found = [f"{long.lost} events lost without a count"] if long.lost else []
-    found += judgement.left_behind(long)
+    found += leak_check.of_run(long)
     for what, grown in (
         ("allocated memory", long.per_million(lambda seen: seen.private)),
         ("rings", long.per_million(lambda seen: seen.shared)),
     ):
         if grown > FLAT and long.end.spans >= LONG:
             found.append(f"{what} grew by {grown:,.0f} bytes for a million spans; {FLAT:,} is what counts as flat")
-    if report.kept is not None:
-        found += [f"the last steps kept: {problem}" for problem in _kept_problems(report.kept)]
+    if report.flight is not None:
+        found += [f"the flight recorder: {problem}" for problem in _flight_problems(report.flight)]
     for cycles in report.cycles:
-        found += judgement.of_cycles(cycles)
+        found += leak_check.of_cycles(cycles)
     return found
 
 
-def _kept_problems(kept: LongRun) -> list[str]:
-    found = judgement.left_behind(kept)
+def _flight_problems(flight: LongRun) -> list[str]:
+    found = leak_check.of_run(flight)
     for what, grown in (
-        ("memory", kept.grown(lambda seen: seen.resident)),
-        ("/dev/shm", kept.grown(lambda seen: seen.shm)),
+        ("memory", flight.grown(lambda seen: seen.resident)),
+        ("/dev/shm", flight.grown(lambda seen: seen.shm)),
     ):
-        if grown > KEPT_FLAT and kept.end.spans >= KEPT_LONG:
-            found.append(f"{what} grew by {grown:,.0f} bytes; {KEPT_FLAT:,} is what counts as flat")
+        if grown > FLIGHT_FLAT and flight.end.spans >= FLIGHT_LONG:
+            found.append(f"{what} grew by {grown:,.0f} bytes; {FLIGHT_FLAT:,} is what counts as flat")
     return found
 
 
@@ -144,13 +147,13 @@ def section(report: Report, picture: str) -> str:
         + ", ".join(f"{rate:,.0f} spans/s {dropped:,}" for rate, dropped in report.limits)
         + f". The highest of these rates at which nothing was dropped: {best:,.0f} spans/s.",
     ]
-    if report.kept is not None:
-        kept = report.kept
+    if report.flight is not None:
+        flight = report.flight
         parts.append(
-            f"**{kept.end.spans:,} spans with `keep_last`**, {KEPT_STEPS} steps, {kept.end.windows} windows saved: memory "
-            f"{kept.samples[-1].resident / MB:.0f} MB at the end, of which rings and what is kept "
-            f"{kept.samples[-1].shared / MB:.0f} MB; from the second quarter of the run to the last it grew by "
-            f"{kept.grown(lambda s: s.resident) / MB:.1f} MB."
+            f"**{flight.end.spans:,} spans with `keep_last`**, {FLIGHT_STEPS} steps, {flight.end.windows} windows saved: memory "
+            f"{flight.samples[-1].resident / MB:.0f} MB at the end, of which rings and stored steps "
+            f"{flight.samples[-1].shared / MB:.0f} MB; from the second quarter of the run to the last it grew by "
+            f"{flight.grown(lambda s: s.resident) / MB:.1f} MB."
         )
     if report.cycles:
         parts.append(table(report.cycles))
@@ -200,7 +203,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rate", type=float, default=RATE, help=f"spans per second; default {RATE:,.0f}")
     parser.add_argument("--no-limits", action="store_true", help="do not look for the highest rate")
     parser.add_argument("--cycles", type=int, default=CYCLES, help="of each kind; 0 for none")
-    parser.add_argument("--kept", type=int, default=KEPT, help="spans of the run that keeps its last steps; 0 for none")
+    parser.add_argument(
+        "--flight-spans", type=int, default=FLIGHT_SPANS, help="spans of the run that keeps its last steps; 0 for none"
+    )
     parser.add_argument("--report", type=Path, metavar="FILE", help="write all that was seen there, as JSON")
     parser.add_argument("--from", type=Path, metavar="FILE", dest="read", help="measure nothing, read such a file")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="put the section into this page")
@@ -210,7 +215,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         report = msgspec.json.decode(options.read.read_bytes(), type=Report)
     else:
         rates = () if options.no_limits else RATES
-        report = measure(options.spans, options.rate, rates, options.cycles, options.kept)
+        report = measure(options.spans, options.rate, rates, options.cycles, options.flight_spans)
     if options.report:
         options.report.write_bytes(msgspec.json.encode(report))
     if options.plot:

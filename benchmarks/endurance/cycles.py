@@ -50,9 +50,9 @@ class Cycles(msgspec.Struct, kw_only=True):
     objects: list[int]
     """Python objects that the collector knows."""
     blocks: list[int]
-    """Pieces of memory that Python's own allocator has given out."""
+    """Blocks that Python's own allocator has allocated."""
     heap: list[int]
-    """Bytes that the system's has given out, to Python as well; empty where it does not tell."""
+    """Bytes that the system's has allocated, to Python as well; empty where it does not report them."""
     events: int
     """Recorded, and exported to each of two outputs unless a problem says otherwise."""
     problems: list[str]

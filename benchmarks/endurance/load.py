@@ -23,7 +23,7 @@ import msgspec
 import stepscope as sc
 
 THREADS = 3
-"""Threads that record, beside one that runs an event loop with tasks."""
+"""Threads that record, in addition to one that runs an event loop with tasks."""
 TASKS = 8
 """At a time; each records `CHUNK` spans and ends, and another takes its place."""
 NAMES = 500
@@ -32,7 +32,7 @@ CHUNK = 500
 STEP = 0.02
 """Seconds of a step; fifty make a window."""
 SAVED_EVERY = 200
-"""Steps between two windows that are saved, where the last steps are kept."""
+"""Steps between two windows that are saved, with the flight recorder."""
 PART = 64 << 20
 """Bytes of one part of the Chrome trace: complete ones are removed, mostly before the disk has to have them."""
 
@@ -145,7 +145,7 @@ class Producers:
             await asyncio.wait(running)
 
 
-def written(directory: Path) -> sc.Profiler:
+def journal_profiler(directory: Path) -> sc.Profiler:
     """One that writes everything, in windows of fifty steps."""
     return sc.trace(
         schedule=sc.schedule(wait=0, warmup=0, active=50),
@@ -154,7 +154,7 @@ def written(directory: Path) -> sc.Profiler:
     )
 
 
-def kept(directory: Path, steps: int) -> sc.Profiler:
+def flight_profiler(directory: Path, steps: int) -> sc.Profiler:
     """One that keeps the last steps, and of the windows that it saves two."""
     return sc.trace(
         keep_last=sc.FlightRecorder(steps=steps, triggers=(), keep_newest=2, keep_slowest=0),
@@ -164,21 +164,21 @@ def kept(directory: Path, steps: int) -> sc.Profiler:
 
 
 def main(spans: int, rate: float, directory: Path, steps: int = 0) -> End:
-    """Records, closes, and tells."""
+    """Records, closes, and prints."""
     opened = _opened()
-    profiler = kept(directory, steps) if steps else written(directory)
+    profiler = flight_profiler(directory, steps) if steps else journal_profiler(directory)
     profiler.start()
     producers = Producers(spans, rate)
     number = 0
-    began = told = time.perf_counter()
+    began = reported = time.perf_counter()
     producers.start()
     while producers.working:
         time.sleep(STEP)
         profiler.step()
         if steps and (number := number + 1) % SAVED_EVERY == 0:
             profiler.save("now and then")
-        if time.perf_counter() - told >= 1:
-            told = time.perf_counter()
+        if time.perf_counter() - reported >= 1:
+            reported = time.perf_counter()
             print(producers.spans, flush=True)
     took = time.perf_counter() - began
     before = time.perf_counter_ns()
@@ -187,9 +187,9 @@ def main(spans: int, rate: float, directory: Path, steps: int = 0) -> End:
     statistics = profiler.statistics()
     assert statistics.recorder is not None and statistics.pipeline is not None
     outputs = statistics.pipeline.exporters
-    settled = time.monotonic() + 10
-    while _ours() and time.monotonic() < settled:
-        time.sleep(0.05)  # threads that were told to end do, when it is their turn
+    deadline = time.monotonic() + 10
+    while _ours() and time.monotonic() < deadline:
+        time.sleep(0.05)  # threads that are to end do, when it is their turn
     return End(
         spans=producers.spans,
         recording_seconds=took,

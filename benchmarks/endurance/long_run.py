@@ -1,4 +1,4 @@
-"""One long run, watched: the program of `load.py`, with its memory sampled and its disk kept small."""
+"""One long run, watched: the program of `load.py`, with its memory sampled and its disk space bounded."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ import msgspec
 
 from benchmarks.endurance.load import End
 from benchmarks.endurance.watch import Sample, sample, sessions, slope
-from benchmarks.harness.team import ROOT
+from benchmarks.harness.worker_processes import ROOT
 
 KEPT = 32 << 20
-"""Bytes at the end of the journal that stay on the disk while it grows: what is before is given back."""
+"""Bytes at the end of the journal that stay on the disk while it grows: space before them is freed."""
 FALLOC_PUNCH_HOLE = 0x02 | 0x01
 """FALLOC_FL_PUNCH_HOLE and FALLOC_FL_KEEP_SIZE. Source: fallocate(2)."""
 
@@ -70,27 +70,29 @@ class LongRun(msgspec.Struct, kw_only=True):
         return statistics.median(map(of, last)) - statistics.median(map(of, second))
 
 
-def run(spans: int, rate: float, told: Callable[[Sample], object] = lambda sample: None, *, kept: int = 0) -> LongRun:
+def run(
+    spans: int, rate: float, report: Callable[[Sample], object] = lambda sample: None, *, keep_last: int = 0
+) -> LongRun:
     """Records spans in a process of its own, and watches it once a second.
 
     Args:
         spans: how many.
         rate: of them a second.
-        told: of each look.
-        kept: keep so many of the last steps instead of writing everything; the disk is left alone then.
+        report: called with each sample.
+        keep_last: keep so many of the last steps instead of writing everything; the disk is left alone then.
 
     Raises:
         RuntimeError: if the process ends without an account.
     """
     with tempfile.TemporaryDirectory(prefix="endurance-") as name:
         directory = Path(name)
-        command = [sys.executable, "-m", "benchmarks.endurance.load", str(spans), str(rate), name, str(kept)]
+        command = [sys.executable, "-m", "benchmarks.endurance.load", str(spans), str(rate), name, str(keep_last)]
         before = time.time()
         with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
             assert process.stdin is not None and process.stdout is not None
             started = time.monotonic()
             samples: list[Sample] = []
-            disk = None if kept else Disk(directory)
+            disk = None if keep_last else Disk(directory)
             line = b""
             while not line.startswith(b"{"):
                 if not select.select([process.stdout], [], [], 60)[0]:
@@ -104,7 +106,7 @@ def run(spans: int, rate: float, told: Callable[[Sample], object] = lambda sampl
                         disk.clear()
                     if seen is not None:
                         samples.append(seen)
-                        told(seen)
+                        report(seen)
             end = msgspec.json.decode(line, type=End)
             last = sample(process.pid, time.monotonic() - started, end.spans)
             if disk is not None:

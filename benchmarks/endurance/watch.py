@@ -1,4 +1,4 @@
-"""Watches a process from outside: memory, descriptors, threads, and what it has in /dev/shm. Source: proc(5)."""
+"""Watches another process: memory, descriptors, threads, and what it has in /dev/shm. Source: proc(5)."""
 
 from __future__ import annotations
 

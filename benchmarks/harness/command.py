@@ -17,7 +17,7 @@ from benchmarks.harness.report import Outcome, Report
 from benchmarks.harness.rounds import measure
 from benchmarks.harness.row import Row, Tool
 from benchmarks.harness.scale import FULL, QUICK, SCALES, Scale
-from benchmarks.harness.team import Team
+from benchmarks.harness.worker_processes import WorkerProcesses
 
 
 def run(rows: Sequence[Row], scale: Scale) -> Report:
@@ -29,8 +29,8 @@ def run(rows: Sequence[Row], scale: Scale) -> Report:
     machine, start = Machine.this(), time.monotonic()
     outcomes: list[Outcome] = []
     for row in rows:
-        with Team() as team:
-            outcome = Outcome.of(row, row.title(scale), measure(team, row, scale))
+        with WorkerProcesses() as workers:
+            outcome = Outcome.of(row, row.title(scale), measure(workers, row, scale))
         outcomes.append(outcome)
         print(table.lines(outcome), flush=True)
     return Report(
@@ -64,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         0, or 1 if something of stepscope could not be measured. Missed budgets are shown; they are no error.
     """
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks", description="Measures the cost of stepscope beside other tracers."
+        prog="python -m benchmarks", description="Measures the cost of stepscope next to other tracers."
     )
     parser.add_argument(
         "--quick", action="store_true", help="fewer and smaller rounds: half a minute instead of minutes"

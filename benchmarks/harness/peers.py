@@ -29,7 +29,7 @@ def torch_profile(**arguments: Any) -> Any:
 
 
 def viztracer(entries: int) -> Any:
-    """A `VizTracer` with room for `entries` events, that records only what it is told: functions would cost extra."""
+    """A `VizTracer` with room for `entries` events, that records explicit events only: functions would cost extra."""
     return peer("viztracer").VizTracer(tracer_entries=entries, max_stack_depth=0, verbose=0)
 
 

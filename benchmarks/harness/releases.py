@@ -11,7 +11,7 @@ import msgspec
 from benchmarks.harness.document import machine_text
 from benchmarks.harness.report import Report
 from benchmarks.harness.table import spread
-from benchmarks.harness.team import ROOT
+from benchmarks.harness.worker_processes import ROOT
 
 RESULTS = ROOT / "benchmarks" / "results"
 PAGE = ROOT / "docs" / "performance.md"

@@ -8,8 +8,8 @@ import msgspec
 
 from benchmarks.harness.row import Contender, Row, Sample, Tool
 from benchmarks.harness.scale import Scale
-from benchmarks.harness.team import Team, WorkerDiedError
 from benchmarks.harness.worker import Answer, Request
+from benchmarks.harness.worker_processes import WorkerDiedError, WorkerProcesses
 
 
 class Measured(msgspec.Struct, frozen=True):
@@ -45,8 +45,8 @@ class Measured(msgspec.Struct, frozen=True):
 class _Turn:
     """One contender while its row is measured."""
 
-    def __init__(self, team: Team, row: Row, contender: Contender, scale: Scale) -> None:
-        self._team, self._row, self._contender, self._scale = team, row, contender, scale
+    def __init__(self, workers: WorkerProcesses, row: Row, contender: Contender, scale: Scale) -> None:
+        self._workers, self._row, self._contender, self._scale = workers, row, contender, scale
         self.samples: list[Sample] = []
         self.why_not = ""
 
@@ -58,9 +58,9 @@ class _Turn:
         )
         tool = self._contender.tool
         try:
-            answer = self._team.member(tool).ask(request)
+            answer = self._workers.process(tool).ask(request)
         except WorkerDiedError as error:
-            self._team.dismiss(tool)
+            self._workers.dismiss(tool)
             answer = Answer(failed=str(error))
         self.why_not = answer.missing or answer.failed
         return answer
@@ -69,22 +69,22 @@ class _Turn:
         if number % self._contender.every:
             return
         if self._row.fresh:
-            self._team.dismiss(self._contender.tool)
+            self._workers.dismiss(self._contender.tool)
             self.ask("enter")
         sample = self.ask("round").sample
         if sample is not None:
             self.samples.append(sample)
         if self._row.fresh:
             self.ask("leave")
-            self._team.dismiss(self._contender.tool)
+            self._workers.dismiss(self._contender.tool)
 
     def measured(self) -> Measured:
         return Measured(self._contender.tool, self._contender.label, tuple(self.samples), self.why_not)
 
 
-def measure(team: Team, row: Row, scale: Scale) -> tuple[Measured, ...]:
+def measure(workers: WorkerProcesses, row: Row, scale: Scale) -> tuple[Measured, ...]:
     """Measures a row; first come one or two rounds that do not count, as caches and pools are still empty in them."""
-    turns = [_Turn(team, row, contender, scale) for contender in row.contenders]
+    turns = [_Turn(workers, row, contender, scale) for contender in row.contenders]
     if not row.fresh:
         for turn in turns:
             turn.ask("enter")

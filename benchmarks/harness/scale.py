@@ -14,7 +14,7 @@ class Scale(msgspec.Struct, frozen=True, kw_only=True):
     calls: int
     """Calls timed in a round, of operations that take some hundred nanoseconds; slow ones are called less often."""
     events: int
-    """Events in the windows and files that are said to have many."""
+    """Events in the windows and files of the large measurements."""
     memory_events: int
     """Events of the window that memory is measured in: so many that they outweigh what is allocated once."""
     operators: int

@@ -44,7 +44,7 @@ class Turns:
         self._round: Round | None = None
 
     def answer(self, request: Request) -> Answer:
-        """Does what is asked for; what goes wrong is told, and costs this contender only."""
+        """Carries out a request; a fault is reported, and costs this contender only."""
         try:
             return self._do(request)
         except (NotInstalledError, ModuleNotFoundError) as error:

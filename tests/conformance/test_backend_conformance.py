@@ -135,7 +135,7 @@ def test_the_suite_finds_a_fault(fault: str, facts: list[str]) -> None:
 
 
 def test_the_suite_lets_exceptions_through() -> None:
-    """What a backend raises is shown as it is."""
+    """An exception of a backend is shown as it is."""
     with pytest.raises(RuntimeError, match="used after aclose"):
         check_backend(lambda: Faulty("crashes after aclose"), exercise=lambda: time.sleep(0.002))
     with pytest.raises(ValueError, match="no device"):

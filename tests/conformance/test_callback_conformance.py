@@ -39,8 +39,8 @@ def case(request: pytest.FixtureRequest) -> Case:
 
 def epochs(memory: sc.exporters.MemoryExporter, case: Case) -> list[object]:
     """The numbers in the spans of epochs."""
-    told = zip(memory.names(), memory.events()["kind"].tolist(), memory.arguments(), strict=True)
-    return [arguments.get("epoch") for name, kind, arguments in told if (name, kind) == (case.epoch_span, Kind.SPAN)]
+    rows = zip(memory.names(), memory.events()["kind"].tolist(), memory.arguments(), strict=True)
+    return [arguments.get("epoch") for name, kind, arguments in rows if (name, kind) == (case.epoch_span, Kind.SPAN)]
 
 
 @pytest.mark.checklist("B3")
@@ -83,7 +83,7 @@ def test_epochs_can_be_the_unit(case: Case, tmp_path: Path) -> None:
 
 
 def test_an_exception_goes_on_and_the_window_is_incomplete(case: Case, tmp_path: Path) -> None:
-    """Events before it are kept. A context closes the run where the framework does not tell of the exception, or else the
+    """Events before it are recorded. A context closes the run where the framework does not tell of the exception, or else the
     next training does, which begins anew."""
     runs = Runs()
     traced = case.make(tmp_path / "runs", exporters=[runs], schedule=sc.schedule(wait=1, warmup=0, active=9))
@@ -102,7 +102,7 @@ def test_an_exception_goes_on_and_the_window_is_incomplete(case: Case, tmp_path:
 
 
 def test_broken_outputs_cost_the_training_nothing(case: Case, tmp_path: Path, small_disk: Path) -> None:
-    """On a full disk, and beside an exporter that fails, it ends as ever; other outputs are whole, and the errors are stored."""
+    """On a full disk, and with an exporter that fails, it ends as ever; other outputs are whole, and the errors are stored."""
     fill(small_disk)
     broken = sc.exporters.MemoryExporter(name="broken", fail={"export": RuntimeError("no")})
     runs = Runs()

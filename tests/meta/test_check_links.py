@@ -1,4 +1,4 @@
-"""`make links`: outside pages to which the documentation links."""
+"""`make links`: external pages to which the documentation links."""
 
 from __future__ import annotations
 

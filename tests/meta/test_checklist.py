@@ -31,7 +31,7 @@ def test_marks_are_of_rows() -> None:
     assert not FOUND.keys() - rows(TEXT).keys()
 
 
-def test_what_is_there_is_tested() -> None:
+def test_present_rows_are_tested() -> None:
     """Also what is there in part."""
     assert unshown(TEXT, FOUND) == []
 

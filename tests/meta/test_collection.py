@@ -1,4 +1,4 @@
-"""What is collected: no framework is imported for it, as each process of a run collects all tests; slow tests by name."""
+"""Collection imports no framework, as each process of a run collects all tests, and finds slow tests by name."""
 
 from __future__ import annotations
 

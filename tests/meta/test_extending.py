@@ -1,4 +1,4 @@
-"""Those who write an exporter, a backend or a trigger find all they need in `stepscope`, and are told what is missing."""
+"""Authors of an exporter, a backend or a trigger find all names in `stepscope`, and an error that says what is missing."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class HalfAnExporter:
 
 
 @pytest.mark.parametrize(
-    ("given", "facts"),
+    ("members", "facts"),
     [
         ({"exporters": [HalfAnExporter()]}, ["close_window, aclose", "stepscope.exporters.Exporter"]),
         ({"exporters": [HalfAnExporter]}, ["HalfAnExporter(...)"]),
@@ -43,10 +43,10 @@ class HalfAnExporter:
         ),
     ],
 )
-def test_what_is_missing_is_named(given: dict[str, Any], facts: list[str]) -> None:
+def test_missing_members_are_named(members: dict[str, Any], facts: list[str]) -> None:
     """Method by method, and where the contract is."""
     with refused(TypeError, *facts):
-        sc.trace(**given)
+        sc.trace(**members)
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_what_is_missing_is_named(given: dict[str, Any], facts: list[str]) -> No
     ],
 )
 def test_the_page_names_all_that_is_needed(title: str, contract: type) -> None:
-    """Who writes one by the page alone lacks nothing."""
+    """The page alone suffices to write one."""
     section = PAGE.split(f"\n## {title}\n")[1].split("\n## ")[0]
     members = [name for name in (*contract.__annotations__, *vars(contract)) if not name.startswith("_")]
     named = set(re.findall(r"`(?:async def )?(\w+)", section))
@@ -74,19 +74,19 @@ async def test_the_suites_name_what_is_missing(tmp_path: Path) -> None:
         check_backend(half)
 
 
-@pytest.mark.parametrize(("fails", "kept"), [(("aclose",), "1 error"), (("close_window", "aclose"), "2 errors")])
-def test_errors_are_counted_in_words(fails: tuple[Method, ...], kept: str, output_dir: Path) -> None:
+@pytest.mark.parametrize(("fails", "errors"), [(("aclose",), "1 error"), (("close_window", "aclose"), "2 errors")])
+def test_errors_are_counted_in_words(fails: tuple[Method, ...], errors: str, output_dir: Path) -> None:
     """In what is raised, and in the report."""
     bad = sc.exporters.MemoryExporter(fail={method: RuntimeError("no luck") for method in fails})
     with sc.trace(exporters=[bad], output_dir=output_dir) as profiler:
         profiler.step()
-    with refused(ExceptionGroup, kept):
+    with refused(ExceptionGroup, errors):
         profiler.raise_errors()
-    assert f"{kept}, first RuntimeError: no luck" in str(profiler.report())
+    assert f"{errors}, first RuntimeError: no luck" in str(profiler.report())
 
 
 def test_the_page_names_what_there_is() -> None:
-    """Each contract and type that it tells of is public, under the name that it says."""
+    """Each contract and type that it describes is public, under the name that it says."""
     (types,) = re.findall(r"The types that appear in them \((.*?)\)", PAGE, re.DOTALL)
     for name in [*re.findall(r"`(\w+)`", types), *re.findall(r"`stepscope\.([A-Z]\w+)`", PAGE)]:
         homes = [

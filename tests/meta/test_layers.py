@@ -44,7 +44,7 @@ def test_only_the_front_door_is_above_the_parts() -> None:
 
 
 def test_the_runtime_needs_only_its_dependencies() -> None:
-    """What the runtime imports from others is declared in pyproject.toml."""
+    """Packages that the runtime imports are declared in pyproject.toml."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     declared = {requirement.partition(">")[0].strip() for requirement in project["dependencies"]}
     known = declared | set(sys.stdlib_module_names) | {"stepscope"}

@@ -32,7 +32,7 @@ def test_users_packages_are_the_lowest_and_others_as_they_are_pinned() -> None:
 
 @pytest.mark.parametrize("need", ["numpy", "numpy<2", "numpy<2,>=1.26"])
 def test_a_need_without_a_lowest_version_is_refused(need: str) -> None:
-    """What would be installed for it is anybody's guess."""
+    """Nobody knows which version would be installed for it."""
     with pytest.raises(ValueError, match="write name>=version"):
         lowest(project(need), PINNED)
 

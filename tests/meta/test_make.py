@@ -1,4 +1,4 @@
-"""What `make` would do for somebody who has nothing but a Python yet. Nothing is installed here."""
+"""Targets of `make` on a machine with nothing but a Python yet. Nothing is installed here."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from tests.support.basics import ROOT, missing
 def planned(target: str, venv: Path, path: Path | None = None) -> str:
     """The commands that a target would run with its environment in a directory, and programs found in another one."""
     make = shutil.which("make") or missing("make", "Install it (on Debian: apt-get install make).")
-    kept = {name: value for name, value in os.environ.items() if name not in ("PYTHON", "MAKEFLAGS")}
-    variables = kept if path is None else {**kept, "PATH": str(path)}
+    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHON", "MAKEFLAGS")}
+    variables = environment if path is None else {**environment, "PATH": str(path)}
     return subprocess.run(
         [make, "--dry-run", f"VENV={venv}", target],
         cwd=ROOT,
@@ -49,7 +49,7 @@ def test_the_demo_installs_what_it_needs(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("made", [("venv", "torch", "demo"), ("venv", "torch", "dev", "core")], ids=["demo", "dev"])
-def test_what_is_installed_is_not_installed_again(made: Iterable[str], tmp_path: Path) -> None:
+def test_installed_packages_are_not_installed_again(made: Iterable[str], tmp_path: Path) -> None:
     """After the demo, and where the tests have been run before it."""
     stamps = tmp_path / "stamps"
     stamps.mkdir()
@@ -59,7 +59,7 @@ def test_what_is_installed_is_not_installed_again(made: Iterable[str], tmp_path:
 
 
 @pytest.mark.parametrize(
-    ("runs", "taken"),
+    ("runs", "chosen"),
     [
         ({"python3.11": True, "python3.12": True}, "python3.11"),
         ({"python3.11": False, "python3.12": True, "python3.13": True}, "python3.12"),
@@ -67,10 +67,10 @@ def test_what_is_installed_is_not_installed_again(made: Iterable[str], tmp_path:
         ({}, "python3.11"),
     ],
 )
-def test_the_first_python_that_runs_is_taken(runs: dict[str, bool], taken: str, tmp_path: Path) -> None:
+def test_the_first_python_that_runs_is_used(runs: dict[str, bool], chosen: str, tmp_path: Path) -> None:
     """Of those that stepscope is for; where there is none, the shell says which one it has not found."""
     path = interpreters(tmp_path / "bin", runs)
-    assert f"{taken} -m venv {tmp_path / 'new'}" in planned("demo", tmp_path / "new", path)
+    assert f"{chosen} -m venv {tmp_path / 'new'}" in planned("demo", tmp_path / "new", path)
 
 
 def test_another_python_than_that_of_the_environment_is_refused(tmp_path: Path) -> None:

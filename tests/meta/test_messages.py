@@ -13,11 +13,11 @@ import pytest
 
 from tests.support.basics import ROOT
 from tests.support.launch import run_to_end
-from tests.support.messages import SNAPSHOT, constant, key_of, left_over, refused, said
+from tests.support.messages import SNAPSHOT, check_messages, constant, key_of, left_over, refused
 
 TWO = """
 import pytest
-from tests.support.messages import refused, said
+from tests.support.messages import check_messages, refused
 
 @pytest.mark.parametrize("value", [1, 2])
 def test_first(value, tmp_path):
@@ -26,7 +26,7 @@ def test_first(value, tmp_path):
     assert caught.value.args
 
 def test_second():
-    said("one\\nrun: stepscope recover\\n", "stepscope recover")
+    check_messages("one\\nrun: stepscope recover\\n", "stepscope recover")
 """
 
 
@@ -54,7 +54,7 @@ class Suite:
 
 @pytest.fixture
 def suite(tmp_path: Path) -> Suite:
-    """With messages that are taken over."""
+    """With messages of others that are reused."""
     made = Suite(tmp_path)
     done = made.run("--update-messages")
     assert done.returncode == 0 and "messages new: test_some::test_second" in done.stdout, done.stdout + done.stderr
@@ -63,8 +63,8 @@ def suite(tmp_path: Path) -> Suite:
 
 def test_a_changed_message_fails_until_it_is_taken_over(suite: Suite) -> None:
     """The text is compared whole; what a path is in this run does not count."""
-    kept = suite.messages()
-    assert kept["test_some::test_first[2]"] == ["size is 2, below <tmp>"]
+    messages = suite.messages()
+    assert messages["test_some::test_first[2]"] == ["size is 2, below <tmp>"]
     assert suite.run().returncode == 0
     suite.write(TWO.replace("below", "under"))
     failed = suite.run()
@@ -72,23 +72,25 @@ def test_a_changed_message_fails_until_it_is_taken_over(suite: Suite) -> None:
     assert "`make messages`" in failed.stdout and "- size is 2, below <tmp>" in failed.stdout
     updated = suite.run("--update-messages", "-p", "xdist", "-n2")
     assert updated.returncode == 0 and "messages changed: test_some::test_first[2]" in updated.stdout, updated.stdout
-    assert suite.messages() == {key: [text.replace("below", "under") for text in texts] for key, texts in kept.items()}
+    assert suite.messages() == {
+        key: [text.replace("below", "under") for text in texts] for key, texts in messages.items()
+    }
     assert suite.run().returncode == 0
 
 
 @pytest.mark.parametrize("lacking", [TWO.replace("size is", "it is"), TWO.replace("run: stepscope recover", "run it")])
 def test_a_message_without_a_fact_is_not_taken_over(suite: Suite, lacking: str) -> None:
     """A test that failed leaves its messages as they are."""
-    kept = suite.messages()
+    messages = suite.messages()
     suite.write(lacking)
     failed = suite.run("--update-messages")
     assert failed.returncode == 1 and ("has no 'size'" in failed.stdout or "no message has 'stepscope" in failed.stdout)
-    assert suite.messages() == kept
+    assert suite.messages() == messages
 
 
-def test_what_is_not_reported_any_more_is_removed_and_reported(suite: Suite) -> None:
+def test_obsolete_texts_are_removed_and_reported(suite: Suite) -> None:
     """A test that is gone, one case of a test, and a message of a test that is still there."""
-    suite.write(TWO.replace("[1, 2]", "[1]").replace("    said(", "    print("))
+    suite.write(TWO.replace("[1, 2]", "[1]").replace("    check_messages(", "    print("))
     failed = suite.run()
     assert failed.returncode == 1 and "not there any more; `make messages` removes them" in failed.stdout
     part = suite.run("--update-messages", "-k", "first")
@@ -103,7 +105,7 @@ def test_what_is_not_reported_any_more_is_removed_and_reported(suite: Suite) -> 
 
 
 def test_a_test_without_a_message_in_the_snapshot_fails(suite: Suite) -> None:
-    """It tells the command."""
+    """The message has the command."""
     (suite.place / "messages.json").unlink()
     failed = suite.run()
     assert failed.returncode == 1 and failed.stdout.count("a new message; `make messages` takes it over") >= 3
@@ -118,17 +120,17 @@ def test_errors_that_are_not_raised_fail() -> None:
 
 
 def test_records_of_other_loggers_are_not_ours() -> None:
-    """All records of ours that have the facts are given back."""
+    """All records of ours that have the facts are returned."""
     records = [
         logging.LogRecord(name, logging.WARNING, "", 1, "%s of %s", (name, "x"), None)
         for name in ("stepscope", "asyncio", "stepscope.collector")
     ]
-    assert said(records, "x", snapshot=False) == ["stepscope of x", "stepscope.collector of x"]
+    assert check_messages(records, "x", snapshot=False) == ["stepscope of x", "stepscope.collector of x"]
     with pytest.raises(AssertionError, match="no message has 'asyncio'"):
-        said(records, "asyncio", snapshot=False)
+        check_messages(records, "asyncio", snapshot=False)
 
 
-def test_what_differs_from_run_to_run() -> None:
+def test_varying_parts_of_messages() -> None:
     """Loops share messages; a port that is named otherwise than with its address is a value."""
     assert key_of("tests/unit/test_a.py::test_b[asyncio-c]") == key_of("tests/unit/test_a.py::test_b[uvloop-c]")
     assert key_of("tests/unit/test_a.py::test_b[uvloop]") == "test_a::test_b"

@@ -1,4 +1,4 @@
-"""What is installed is what is in the tree, and the tree keeps its shape."""
+"""The installed package has the files of the tree, and the tree keeps its shape."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PARTS = sorted(
     for init in ROOT.glob("*/__init__.py")
     if init.parent.name not in {"stepscope", *NOT_INSTALLED} and not init.parent.name.startswith((".", "build"))
 )
-"""The folders beside `stepscope` that are installed as `stepscope.<name>`."""
+"""The folders next to `stepscope` that are installed as `stepscope.<name>`."""
 
 
 def test_parts_are_declared() -> None:
@@ -47,7 +47,7 @@ def test_a_part_is_the_folder_of_its_name(part: str) -> None:
 
 @pytest.mark.parametrize("part", PARTS)
 def test_a_part_has_one_name(part: str) -> None:
-    """`runtime` beside `stepscope.runtime` would make every class exist twice."""
+    """`runtime` in addition to `stepscope.runtime` would make every class exist twice."""
     assert part not in sys.modules
     done = subprocess.run(
         [sys.executable, "-c", f"import {part}"], cwd=ROOT, capture_output=True, text=True, check=False

@@ -11,7 +11,7 @@ from tools import page_types
 
 
 def test_the_types_are_those_of_the_interface() -> None:
-    """What the page's modules name is there: tsc would take a type that it does not find for any."""
+    """Each type that the page's modules name is there: tsc would take one that it does not find for any."""
     made = page_types.declarations(page_types.document())
     modules = page_types.FILE.parent.glob("*.js")
     named = {name for module in modules for name in re.findall(r'import\("\./api"\)\.(\w+)', module.read_text("utf-8"))}

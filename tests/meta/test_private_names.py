@@ -28,9 +28,9 @@ PATH = re.compile(r"(?:\w+\.)*_[A-Za-z]\w*(?:\.\w+)*")
 """A string that is such a name, or leads through one."""
 C_STRING = re.compile(r'(?:GetAttrString\(\w+, |ImportModule\(|dlsym\(\w+, |loaded_attribute\()((?:(?:, )?"[\w.]+")+)')
 LOOKUPS = {"getattr", "hasattr", "setattr", "delattr", "import_module", "find_spec", "private"}
-"""Functions that are given such strings."""
+"""Functions that get such strings."""
 PIECES = {"startswith", "endswith", "removeprefix", "removesuffix"}
-"""Functions that are given strings which are no names."""
+"""Functions that get strings which are no names."""
 MINDSPORE = "MindSpore"
 
 RESOLVE = r"""
@@ -242,7 +242,7 @@ async def test_where_no_server_can_be_looked_at_none_is_connected_to(monkeypatch
         await connection.connect(servers)
 
 
-def test_what_torch_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_names_of_torch_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     profiler = require("torch.autograd.profiler")
     monkeypatch.delattr(profiler, "_set_is_profiler_enabled")
     slot = require("stepscope.backends.torch.kineto.slot").TorchSlot()

@@ -1,4 +1,4 @@
-"""What calls the native core is tried under the sanitizers, or it is said why not."""
+"""Tests that call the native core run under the sanitizers, or are excused with a reason."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def nouns(kind: str) -> set[str]:
 
 
 @pytest.mark.parametrize("kind", ["address", "thread"])
-def test_what_is_tried_exists(kind: str) -> None:
+def test_sanitized_tests_exist(kind: str) -> None:
     """A test that was renamed would go missing."""
     assert [noun for noun in sorted(nouns(kind)) if not [*(ROOT / "tests").rglob(f"test_{noun}.py")]] == []
 
 
-def test_what_calls_the_core_is_tried_or_excused() -> None:
+def test_tests_that_call_the_core_are_sanitized_or_excused() -> None:
     """Every test that names the core directly."""
     calling = {path.stem[5:] for path in (ROOT / "tests").rglob("test_*.py") if CALLS.search(path.read_text())}
     assert sorted(calling - nouns("address") - set(EXCUSED)) == []
@@ -43,7 +43,7 @@ def test_what_calls_the_core_is_tried_or_excused() -> None:
 
 
 def test_every_part_of_the_core_is_tried() -> None:
-    """What is copied for the sanitizers has all that their tests import."""
+    """The copy for the sanitizers has all packages that their tests import."""
     copied = re.search(r"pyproject.toml (.*) tests \|", SCRIPT)
     assert copied is not None
     packages = {path.parent.name for path in ROOT.glob("*/__init__.py")} - {"tests", "docs", "benchmarks"}

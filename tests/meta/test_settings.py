@@ -1,4 +1,4 @@
-"""What can be set is explained where people look: in `help()`, and on a page that is made of the same texts."""
+"""Settings are explained where people look: in `help()`, and on a page that is made of the same texts."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ def test_help_explains_every_field(kind: type[msgspec.Struct]) -> None:
 
 def test_fields_are_reported_with_type_default_and_range() -> None:
     """As a person would write them, whatever the annotations are made of."""
-    told = {field.name: (field.type, field.default, field.range) for field in fields_of(stepscope.Options)}
-    assert told["memory_bytes"] == ("int", "256 << 20", "at least 1 << 24")
-    assert told["ring_bytes"] == ("int | None", "None", "at least 1 << 12")
-    assert told["linger"] == ("float", "5.0", "at least 0")
-    assert told["session_dir"] == ("str | None", "None", "")
+    fields = {field.name: (field.type, field.default, field.range) for field in fields_of(stepscope.Options)}
+    assert fields["memory_bytes"] == ("int", "256 << 20", "at least 1 << 24")
+    assert fields["ring_bytes"] == ("int | None", "None", "at least 1 << 12")
+    assert fields["linger"] == ("float", "5.0", "at least 0")
+    assert fields["session_dir"] == ("str | None", "None", "")
     steps, *_ = fields_of(stepscope.FlightRecorder)
     assert (steps.default, steps.range) == (None, "1 to 1 << 16")
     limit = fields_of(stepscope.triggers.MemoryHigh)[1]
@@ -52,7 +52,7 @@ def test_fields_are_reported_with_type_default_and_range() -> None:
 
 
 def test_ranges_are_those_that_are_checked() -> None:
-    """What is told as the least is taken, and one less is refused."""
+    """The documented minimum is accepted, and one less is refused."""
     assert stepscope.Options(ring_bytes=1 << 12).ring_bytes == 1 << 12
     with refused(ValueError, "Options.ring_bytes", "4095", "4096"):
         stepscope.Options(ring_bytes=(1 << 12) - 1)
@@ -130,8 +130,8 @@ NUMBER: Any = 5
         (partial(stepscope.CollectorExporter, LOCAL, token=NUMBER), ["token", "Path"]),
     ],
 )
-def test_what_is_no_settings(make: Callable[[], object], facts: list[str]) -> None:
-    """It is named when it is given, with what to write."""
+def test_values_that_are_no_settings(make: Callable[[], object], facts: list[str]) -> None:
+    """The call that gets it names it, and the right form."""
     with refused(TypeError, *facts):
         make()
 
@@ -144,7 +144,7 @@ def test_what_is_no_settings(make: Callable[[], object], facts: list[str]) -> No
     ],
 )
 def test_the_advice_can_be_taken(make: Callable[[], object], advice: str) -> None:
-    """What a message says to write exists."""
+    """The code that a message advises exists."""
     with refused(ValueError) as error:
         make()
     written = re.search(advice, str(error.value))

@@ -59,7 +59,7 @@ def test_every_public_name_has_a_place(site: Path) -> None:
 
 
 def test_public_modules_have_pages() -> None:
-    """Modules that programs import stand beside the package's own, or are folders that it names."""
+    """Modules that programs import stand next to the package's own, or are folders that it names."""
     require("mkdocs")
     from docs.site_pages import MODULES
 
@@ -70,7 +70,7 @@ def test_public_modules_have_pages() -> None:
 
 
 def test_the_site_has_the_readme_and_the_examples(site: Path) -> None:
-    """Which lie outside docs/, with links that lead to pages of the site."""
+    """Pages that are not in docs/, with links that lead to pages of the site."""
     home = (site / "index.html").read_text(encoding="utf-8")
     assert 'href="usage.html"' in home and 'href="docs/' not in home
     assert (site / "examples" / "quickstart.py").is_file()

@@ -1,4 +1,4 @@
-"""One training on a GPU with faults that only a GPU shows, run where there is one and kept as recordings.
+"""One training on a GPU with faults that only a GPU shows, run where there is one and stored as recordings.
 
 python -m tests.planted.gpu DIR [--pack]   runs all of them under `stepscope run`; with --pack, keeps what was recorded
 """
@@ -22,7 +22,7 @@ PROGRAM = Path(__file__).parent / "programs" / "causal_lm_gpu.py"
 PLACE = Path(__file__).parent / "gpu_recordings"
 WANTED = {
     "none": "",
-    "beside": "",
+    "second-stream": "",
     "slow-items": "input-bound-workers",
     "norms": "value-read-back",
     "pageable": "copies-exposed",
@@ -34,7 +34,7 @@ WANTED = {
 
 
 def answer(fault: str) -> Answer:
-    """The answer on a kept recording."""
+    """The answer on a stored recording."""
     return answer_of([summary_of(rank) for rank in ranks_of(PLACE / f"{fault}.msgpack.xz")])
 
 

@@ -133,8 +133,8 @@ def main() -> int:
     parser.add_argument("--recorded", action="store_true", help="judge the runs that are there, and run nothing")
     parser.add_argument("--markdown", type=Path, help="put the table into a page, too, where that has one")
     parser.add_argument("--faults-only", action="store_true")
-    given = parser.parse_args()
-    if given.markdown is not None and given.names:
+    options = parser.parse_args()
+    if options.markdown is not None and options.names:
         parser.error("--markdown takes all programs")
     wrong = 0
     rows: list[str] = []
@@ -144,17 +144,17 @@ def main() -> int:
         print(row, flush=True)
 
     print(HEAD, flush=True)
-    if given.out is not None:
-        given.out.mkdir(parents=True, exist_ok=True)
+    if options.out is not None:
+        options.out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as room:
         for program in programs():
-            if given.names and program.name not in given.names:
+            if options.names and program.name not in options.names:
                 continue
-            for cured in (False, True) if program.cured is not None and not given.faults_only else (False,):
-                for number in range(given.times):
-                    out = (given.out or Path(room)) / f"{program.name}{'-cured' if cured else ''}-{number}"
+            for cured in (False, True) if program.cured is not None and not options.faults_only else (False,):
+                for number in range(options.times):
+                    out = (options.out or Path(room)) / f"{program.name}{'-cured' if cured else ''}-{number}"
                     try:
-                        outcome = judge(program, out.absolute(), cured=cured, recorded=given.recorded)
+                        outcome = judge(program, out.absolute(), cured=cured, recorded=options.recorded)
                     except Exception as error:
                         why = " ".join(str(error).split())[-300:]
                         tell(f"| {program.name} | {program.fault} | failed: {why} | | | **wrong** | |")
@@ -162,12 +162,12 @@ def main() -> int:
                         continue
                     wrong += not outcome.right
                     tell(line(outcome))
-    if given.markdown is not None:
-        page = given.markdown.read_text(encoding="utf-8")
+    if options.markdown is not None:
+        page = options.markdown.read_text(encoding="utf-8")
         before, begin, rest = page.partition("<!-- last try -->\n")
         _, end, after = rest.partition("<!-- end -->")
         table = "\n".join([HEAD, *rows, ""])
-        given.markdown.write_text(f"{before}{begin}\n{table}\n{end}{after}", encoding="utf-8")
+        options.markdown.write_text(f"{before}{begin}\n{table}\n{end}{after}", encoding="utf-8")
     return min(wrong, 1)
 
 

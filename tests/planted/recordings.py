@@ -39,7 +39,7 @@ Series = dict[str, list[tuple[int, float]]]
 
 
 class Stored(msgspec.Struct, frozen=True, kw_only=True):
-    """What is kept of one rank. Facts are kept by the names of their columns: a column that is added later is empty."""
+    """A recording of one rank. Facts are stored by the names of their columns: a column that is added later is empty."""
 
     rank: int | None
     name: str
@@ -84,16 +84,16 @@ def stored(summary: RankSummary) -> Stored:
     )
 
 
-def summary_of(kept: Stored) -> RankSummary:
+def summary_of(stored_rank: Stored) -> RankSummary:
     """Unpacks the summary of a rank, as rules read it."""
     summary = RankSummary.__new__(RankSummary)
     summary.recorded = cast(
         Rank,
         SimpleNamespace(
-            host=kept.host,
-            rank=kept.rank,
+            host=stored_rank.host,
+            rank=stored_rank.rank,
             world_size=None,
-            name=kept.name,
+            name=stored_rank.name,
             dropped={},
             missing={},
             ended=True,
@@ -105,16 +105,16 @@ def summary_of(kept: Stored) -> RankSummary:
         ),
     )
     summary.flops, summary.memory, summary.collectives = FlopsTable(), MemoryTable(), CollectiveTable()
-    summary.rank, summary.name, summary.notes = kept.rank, kept.name, ()
+    summary.rank, summary.name, summary.notes = stored_rank.rank, stored_rank.name, ()
     for name in PLAIN:
-        setattr(summary, name, getattr(kept, name))
-    summary.calls = {phase: kept.calls.get(phase, []) for phase in Phase}
-    summary.suspended = [cast(Any, tuple(np.array(part, np.int64) for part in each)) for each in kept.suspended]
-    count = max(map(len, kept.facts.values()), default=0)
+        setattr(summary, name, getattr(stored_rank, name))
+    summary.calls = {phase: stored_rank.calls.get(phase, []) for phase in Phase}
+    summary.suspended = [cast(Any, tuple(np.array(part, np.int64) for part in each)) for each in stored_rank.suspended]
+    count = max(map(len, stored_rank.facts.values()), default=0)
     summary.facts = np.zeros(count, FACTS_DTYPE)
     for name, into in _fields(summary.facts).items():
-        if name in kept.facts:
-            into[:] = kept.facts[name]
+        if name in stored_rank.facts:
+            into[:] = stored_rank.facts[name]
     summary.judged_steps = judged_steps_of(summary.facts)
     return summary
 

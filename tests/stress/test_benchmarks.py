@@ -67,7 +67,7 @@ def test_results_are_written_as_json_and_markdown(tmp_path: Path) -> None:
 
 
 def test_a_page_without_a_place_for_the_table_is_left_alone(tmp_path: Path) -> None:
-    """What people wrote is never overwritten."""
+    """A page without the markers is never overwritten."""
     page = tmp_path / "page.md"
     page.write_text("by hand")
     with refused(ValueError, page):
@@ -76,7 +76,7 @@ def test_a_page_without_a_place_for_the_table_is_left_alone(tmp_path: Path) -> N
 
 
 def test_an_unknown_row_is_refused_by_name() -> None:
-    """A misspelt row is told with those that there are."""
+    """The error of a misspelt row names all rows."""
     with refused(ValueError, "spam", "span.recording"):
         chosen(["spam"])
 
@@ -85,10 +85,10 @@ def test_results_of_releases_are_saved_and_shown(tmp_path: Path) -> None:
     """The page has the table that the files make; a release is read as it was written, and newer ones come last."""
     text = releases.PAGE.read_text(encoding="utf-8")
     begin, end = document.markers("releases")
-    kept = releases.releases()
-    assert text.partition(begin)[2].partition(end)[0].strip() == releases.section(kept), "make docs"
-    assert release_plot.PLOT.read_text(encoding="utf-8") == release_plot.svg(kept), "make docs"
-    newer = [msgspec.structs.replace(kept[-1], version=version) for version in ("0.10.0", "0.9.1")]
+    stored = releases.releases()
+    assert text.partition(begin)[2].partition(end)[0].strip() == releases.section(stored), "make docs"
+    assert release_plot.PLOT.read_text(encoding="utf-8") == release_plot.svg(stored), "make docs"
+    newer = [msgspec.structs.replace(stored[-1], version=version) for version in ("0.10.0", "0.9.1")]
     for release in newer:
         release.write(tmp_path)
     assert releases.releases(tmp_path) == newer[::-1]

@@ -10,17 +10,17 @@ import pytest
 
 from benchmarks.endurance import command
 from benchmarks.endurance.cycles import Cycles, Kind
-from benchmarks.endurance.judgement import of_cycles
+from benchmarks.endurance.leak_check import of_cycles
 from benchmarks.endurance.plot import Line, svg
 from benchmarks.endurance.watch import Sample, slope
 
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What a small run has seen."""
+    """The report of a small run."""
     path = tmp_path_factory.mktemp("endurance") / "report.json"
     arguments = ["--spans", "60000", "--rate", "20000", "--cycles", "20", "--no-limits", "--report", str(path)]
-    arguments += ["--kept", "100000"]
+    arguments += ["--flight-spans", "100000"]
     assert command.main(arguments) == 0
     return path
 
@@ -34,7 +34,7 @@ def test_nothing_is_lost_or_left(report: Path) -> None:
     assert seen.long.samples and seen.long.last is not None
     assert seen.long.last.descriptors < seen.long.samples[-1].descriptors
     assert {cycles.kind for cycles in seen.cycles} == set(Kind)
-    assert seen.kept is not None and seen.kept.end.spans == 100_000 and seen.kept.end.windows > 0
+    assert seen.flight is not None and seen.flight.end.spans == 100_000 and seen.flight.end.windows > 0
 
 
 def test_the_page_is_made_of_what_was_seen(report: Path, tmp_path: Path) -> None:
@@ -46,7 +46,7 @@ def test_the_page_is_made_of_what_was_seen(report: Path, tmp_path: Path) -> None
 
 
 def test_a_loss_is_a_problem(report: Path) -> None:
-    """One event that no account names is told."""
+    """One event that no account names is reported."""
     seen = msgspec.json.decode(report.read_bytes(), type=command.Report)
     offered, exported, _, _ = seen.long.end.outputs["journal"]
     seen.long.end.outputs["journal"] = (offered, exported - 1, {}, 0)
@@ -82,7 +82,7 @@ def cycles(**grown: float) -> Cycles:
 
 
 @pytest.mark.parametrize(
-    ("what", "by", "said"),
+    ("what", "by", "problem"),
     [
         ("private", 6000.0, "6,000.0 bytes of resident memory more with each; 5000 is what counts as flat"),
         ("shared", 8192.0, "8,192.0 bytes of resident memory more with each; 5000 is what counts as flat"),
@@ -96,32 +96,32 @@ def cycles(**grown: float) -> Cycles:
         ("threads", 1.0, "threads grew from 502 to 10002"),
     ],
 )
-def test_what_grows_with_each_cycle_is_a_problem(what: str, by: float, said: str) -> None:
+def test_growth_with_each_cycle_is_a_problem(what: str, by: float, problem: str) -> None:
     """Of every kind of thing that a start may leave behind; what does not grow is none."""
     assert not of_cycles(cycles())
-    assert of_cycles(cycles(**{what: by})) == [f"{Kind.LIFE}: {said}"]
+    assert of_cycles(cycles(**{what: by})) == [f"{Kind.LIFE}: {problem}"]
 
 
-def test_kept_steps_that_pile_up_are_a_problem(report: Path) -> None:
+def test_flight_steps_that_pile_up_are_a_problem(report: Path) -> None:
     """A flight recorder whose memory grows with the run; what comes and goes with each save does not count."""
     seen = msgspec.json.decode(report.read_bytes(), type=command.Report)
-    assert seen.kept is not None
-    seen.kept.end.spans = command.KEPT
+    assert seen.flight is not None
+    seen.flight.end.spans = command.FLIGHT_SPANS
 
     def samples(each: int) -> list[Sample]:
         spikes = (40 << 20, 0, 0)
         return [Sample(float(n), n, (30 << 20) + spikes[n % 3] + n * each, 0, n * each, 20, 5) for n in range(60)]
 
-    seen.kept.samples = samples(0)
+    seen.flight.samples = samples(0)
     assert not command.problems(seen)
-    seen.kept.samples = samples(1 << 20)
+    seen.flight.samples = samples(1 << 20)
     assert [problem.partition(" by ")[0] for problem in command.problems(seen)] == [
-        "the last steps kept: memory grew",
-        "the last steps kept: /dev/shm grew",
+        "the flight recorder: memory grew",
+        "the flight recorder: /dev/shm grew",
     ]
-    seen.kept.samples = samples(0)
-    seen.kept.end.problems.append("an account")
-    assert command.problems(seen) == ["the last steps kept: an account"]
+    seen.flight.samples = samples(0)
+    seen.flight.end.problems.append("an account")
+    assert command.problems(seen) == ["the flight recorder: an account"]
 
 
 def test_slope_and_plot() -> None:

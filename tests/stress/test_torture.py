@@ -17,7 +17,7 @@ from tests.stress.torture.command import main
 from tests.stress.torture.diary import Diary
 from tests.stress.torture.fault import Fault, description, label, load
 from tests.stress.torture.faults.killed import started
-from tests.stress.torture.found import Found, settle
+from tests.stress.torture.journal_check import Found, check_accounts
 from tests.stress.torture.processes import command
 from tests.stress.torture.run import Tally, torture
 from tests.stress.torture.victim import MAIN
@@ -69,23 +69,23 @@ def _specimens(*names: str) -> list[Tally]:
     return torture(faults, short=True, package=SPECIMENS, limit=5.0)
 
 
-def test_a_thread_that_was_held_is_a_problem() -> None:
+def test_a_thread_that_was_blocked_is_a_problem() -> None:
     """Nothing blocked is promised as well."""
     (tally,) = _specimens("holding")
-    assert not tally.good and "held for 2.00 s" in tally.problems[0]
+    assert not tally.good and "blocked for 2.00 s" in tally.problems[0]
 
 
-def test_counts_are_added_and_the_longest_times_kept() -> None:
+def test_counts_are_added_and_the_longest_times_stay() -> None:
     """The row of a fault is the sum of its trials; each has an empty directory and a number of its own."""
     (tally,) = _specimens("good")
     assert tally.good and tally.done
     outcome = tally.outcome
     assert (outcome.tried, outcome.produced, outcome.exported, outcome.dropped) == (2, 200, 181, 19)
-    assert (outcome.held_ns, outcome.shutdown_ns) == (1, 7)
+    assert (outcome.blocked_ns, outcome.shutdown_ns) == (1, 7)
 
 
 def test_a_loss_is_not_hidden_by_something_written_twice() -> None:
-    """One event lost in one trial and one too many in the next add up to nothing, and are both told."""
+    """One event lost in one trial and one too many in the next add up to nothing, and are both reported."""
     (tally,) = _specimens("losing")
     assert tally.lost == 1 and not tally.good
     assert tally.problems == [
@@ -94,8 +94,8 @@ def test_a_loss_is_not_hidden_by_something_written_twice() -> None:
     ]
 
 
-def test_what_a_trial_raises_is_a_problem() -> None:
-    """The message and its place are told."""
+def test_an_exception_of_a_trial_is_a_problem() -> None:
+    """The message and its place are reported."""
     (tally,) = _specimens("raising")
     assert tally.problems[0].startswith("trial 0: RuntimeError: mine (raising, line ")
 
@@ -123,7 +123,7 @@ def test_a_process_left_running_is_a_problem_and_is_ended() -> None:
     assert tally.outcome.exported == 2
 
 
-def test_what_cannot_be_tried_here_is_reported() -> None:
+def test_faults_that_cannot_be_tried_here_are_reported() -> None:
     """It is neither a problem nor a trial."""
     (tally,) = _specimens("absent")
     assert tally.good and tally.outcome.tried == 0
@@ -141,15 +141,15 @@ def test_time_is_shared_and_what_was_cut_short_is_reported() -> None:
 
 
 def test_lanes_try_several_faults_at_a_time(notes: Path) -> None:
-    """Each as often as it would be otherwise, with the same numbers; one that fails or hangs is told as ever."""
+    """Each as often as it would be otherwise, with the same numbers; one that fails or hangs is reported as ever."""
     faults = [fault for fault in load(SPECIMENS).faults if fault.name in ("good", "raising", "crashing", "leaving")]
     faults[1] = msgspec.structs.replace(faults[1], alone=True)
     alone = {tally.fault.name: tally for tally in torture(faults, short=True, package=SPECIMENS)}
-    beside = {tally.fault.name: tally for tally in torture(faults, short=True, package=SPECIMENS, lanes=2)}
-    assert alone.keys() == beside.keys()
-    for name, tally in beside.items():
+    parallel = {tally.fault.name: tally for tally in torture(faults, short=True, package=SPECIMENS, lanes=2)}
+    assert alone.keys() == parallel.keys()
+    for name, tally in parallel.items():
         assert (tally.attempts, len(tally.problems)) == (alone[name].attempts, len(alone[name].problems))
-    assert beside["good"].outcome == alone["good"].outcome
+    assert parallel["good"].outcome == alone["good"].outcome
 
 
 def test_the_command_reports_table_problems_and_seed(
@@ -171,7 +171,7 @@ def test_the_command_reports_table_problems_and_seed(
 
 
 def test_an_unknown_family_is_refused_by_name() -> None:
-    """A misspelt family is told with those that there are."""
+    """The error of a misspelt family names all families."""
     with refused(ValueError, "spam", "misbehaving"):
         load(SPECIMENS).chosen(["spam"])
 
@@ -198,9 +198,9 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_accounts_of_a_victim_that_closed_are_exact(ended: Path) -> None:
     """All threads went on until the end and after it."""
-    outcome = settle(ended, ended / "run" / "journal", closed=True)
+    outcome = check_accounts(ended, ended / "run" / "journal", closed=True)
     assert not outcome.problems and outcome.lost == 0
-    assert outcome.held_ns > 0
+    assert outcome.blocked_ns > 0
 
 
 @pytest.mark.parametrize(("lane", "before"), [(0, -1000), (2, -1000), (MAIN - 1, -1000), (2, 1000)])
@@ -214,6 +214,6 @@ def test_a_span_that_the_journal_lacks_is_lost_if_it_ended_before_the_end(
     entered, left = diary.lane(lane)
     inside = int(((left > 0) & (left < end)).sum())
     diary.claim(lane, len(entered), end + before, end + before)
-    outcome = settle(tmp_path, ended / "run" / "journal", closed=True)
+    outcome = check_accounts(tmp_path, ended / "run" / "journal", closed=True)
     assert outcome.lost == int(before < 0)
     assert inside or lane == MAIN - 1

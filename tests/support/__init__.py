@@ -1,1 +1,1 @@
-"""What tests work with: programs, servers, fakes, recordings."""
+"""Tools of the tests: programs, servers, fakes, recordings."""

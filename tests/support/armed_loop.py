@@ -40,7 +40,7 @@ def numbers(windows: list[Window]) -> list[list[int]]:
 
 
 def facts(window: Window) -> Any:
-    """What a window says of its request."""
+    """A window's facts of its request."""
     found = window.metadata.get(ARMED)
     assert found is not None
     return found

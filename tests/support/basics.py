@@ -88,14 +88,14 @@ def at_once(work: Coroutine[Any, Any, T]) -> T:
 
 
 async def poll(condition: Callable[[], object]) -> None:
-    """Waits until something holds that nobody tells of; fails after 30 seconds."""
+    """Waits until a condition is true that nobody reports; fails after 30 seconds."""
     with anyio.fail_after(30):
         while not condition():  # noqa: ASYNC110
             await anyio.sleep(0.001)
 
 
 def html_of(thing: Any) -> str:
-    """What a notebook shows of it."""
+    """The HTML that a notebook shows."""
     return str(thing._repr_html_())
 
 

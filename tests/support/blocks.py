@@ -10,7 +10,7 @@ from stepscope.runtime.events.record import Block, EventBatch, Kind, empty_block
 
 
 def span_block(*spans: tuple[int, int], first_id: int = 1, self_ns: int | None = None) -> Block:
-    """Spans of `(begin, end)` in ns, with ids from `first_id`; all of the time is self time unless said."""
+    """Spans of `(begin, end)` in ns, with ids from `first_id`; all of the time is self time by default."""
     block = empty_block(len(spans))
     for number, (row, (begin, end)) in enumerate(zip(block, spans, strict=True)):
         row["ts"], row["dur"], row["kind"] = begin, end - begin, Kind.SPAN

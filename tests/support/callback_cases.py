@@ -67,7 +67,7 @@ class Case(msgspec.Struct, frozen=True):
     epoch_span: str = "epoch"
     """Name of the span of an epoch; empty if the framework knows none."""
     tells_of_exceptions: bool = False
-    """Whether the framework tells its callbacks of an exception."""
+    """Whether the framework calls its callbacks after an exception."""
 
     def fit(self, traced: Any, where: Path, **training: int) -> int:
         """Trains, as the fields of `Training` say; returns the number of updates of the weights."""

@@ -18,7 +18,7 @@ class TrueClock(msgspec.Struct, frozen=True, kw_only=True):
     """A collector's clock as a function of a rank's."""
 
     ahead_ns: int = 0
-    """What the collector's shows more than `UNIX` at the beginning."""
+    """The difference of the collector's clock to `UNIX` at the beginning."""
     drift_ppm: float = 0.0
     name: str = "collector"
 

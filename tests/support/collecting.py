@@ -51,7 +51,7 @@ class Answer:
         self.status, self.headers, self.body = status, headers, body
 
     def json(self) -> Any:
-        """What it says."""
+        """The body as JSON."""
         return json.loads(self.body)
 
 

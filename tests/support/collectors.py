@@ -69,8 +69,8 @@ class Process:
 
     def __init__(self, directory: Path, port: int, *arguments: str, program: tuple[str, ...] | None = None) -> None:
         """Args: its own; `program` is a text of Python, and its first arguments, in place of the command line's."""
-        given = COMMAND if program is None else (sys.executable, "-c", *program)
-        command = [*given, "collect", "--dir", str(directory), "--port", str(port), *arguments]
+        program_arguments = COMMAND if program is None else (sys.executable, "-c", *program)
+        command = [*program_arguments, "collect", "--dir", str(directory), "--port", str(port), *arguments]
         self._process = start(command, server="command", stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         self._port = port
 
@@ -100,14 +100,14 @@ def free_port() -> int:
 
 @contextlib.asynccontextmanager
 async def connected(url: str, **settings: Any) -> AsyncGenerator[ClientConnection]:
-    """A connection on which anything can be said."""
-    given: dict[str, Any] = {
+    """A connection for any messages."""
+    options: dict[str, Any] = {
         "subprotocols": [Subprotocol(protocol.SUBPROTOCOL)],
         "compression": None,
         "close_timeout": 1,
         **settings,
     }
-    async with connect(url + protocol.PATH, **given) as made:
+    async with connect(url + protocol.PATH, **options) as made:
         yield made
 
 
@@ -121,7 +121,7 @@ async def answer(made: ClientConnection) -> protocol.Header:
 
 @contextlib.asynccontextmanager
 async def welcomed(running: Running, stream: str = STREAM, **first: Any) -> AsyncGenerator[ClientConnection]:
-    """A connection whose stream is taken."""
+    """A connection whose stream is accepted."""
     async with connected(running.url) as made:
         await made.send(hello(stream=stream, **first))
         assert isinstance(await answer(made), protocol.Welcome)

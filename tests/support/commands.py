@@ -49,9 +49,9 @@ def on_terminal(
     with subprocess.Popen(command, stdout=out, stderr=errors, cwd=cwd, env=environment) as program:
         os.close(secondary)
         with os.fdopen(main, "rb", buffering=0) as terminal:
-            said = b""
+            output = b""
             with contextlib.suppress(OSError):  # how a terminal says that nobody writes any more
                 while piece := terminal.read(4096):
-                    said += piece
+                    output += piece
     assert program.returncode == status
-    return said.decode().splitlines()
+    return output.decode().splitlines()

@@ -61,7 +61,7 @@ def check(traced: Any, runs: Runs, steps: list[tuple[int, ...]]) -> None:
 
 
 def test_its_profiler(tmp_path: Path) -> None:
-    """Its schedule is followed in each epoch, its markers are told, and the files of torch's profiler are read."""
+    """Its schedule is followed in each epoch, its markers are recorded, and the files of torch's profiler are read."""
     traced, runs = handler(tmp_path)
     profiler = profiler_of(tmp_path, traced, skip_first=1, wait=1, warmup=1, active=3, repeat=1)
 
@@ -71,7 +71,7 @@ def test_its_profiler(tmp_path: Path) -> None:
 
     fit(happens={8: tell}, epochs=2, accumulated=2, profiler=profiler)
     check(traced, runs, [(3, 4, 5), (11, 12, 13)])
-    # Composer tells of no events of the batch that it saves after.
+    # Composer calls no events for the batch that it saves after.
     assert runs.spans("fit").count("event/batch") == 4 and runs.spans("fit").count("event/backward") == 8
     assert runs["fit"].names(kind=Kind.COUNTER) == ["load/cpu"]
     assert runs["fit"].names(kind=Kind.INSTANT) == ["noted"]
@@ -128,7 +128,7 @@ def test_errors_are_stored(tmp_path: Path) -> None:
 
 
 def test_wrong_values_are_refused_at_once() -> None:
-    """By name, when they are given."""
+    """By name, when they are passed."""
     with pytest.raises(TypeError, match="batch_schedule must be callable"):
         front.StepscopeTraceHandler(batch_schedule=3)
     with pytest.raises(ValueError, match="batch_schedule says what is recorded; leave schedule and keep_last out"):

@@ -30,7 +30,7 @@ class Job:
     """Ranks that were started."""
 
     control_file = "stepscope.json"
-    """What they watch, from the directory on."""
+    """The file or directory that they watch, relative to their directory."""
 
     def __init__(self, directory: Path, ranks: Sequence[RankSettings]) -> None:
         self.directory = directory
@@ -53,22 +53,22 @@ class Job:
         self.asked = run
         self.write(**{"start_step": "next", "run_id": run, **fields})
 
-    def said(self, rank: int) -> dict[str, Any]:
+    def finished_windows(self, rank: int) -> dict[str, Any]:
         """The windows that a rank has finished, by run id."""
         path = self.directory / f"windows-{rank}"
         lines = path.read_text().splitlines() if path.exists() else []
-        said = [each for each in map(json.loads, lines) if each["trigger"] != "signal"]
-        assert len({each["run"] for each in said}) == len(said), f"rank {rank} has recorded something twice"
-        for each in said:
+        windows = [each for each in map(json.loads, lines) if each["trigger"] != "signal"]
+        assert len({each["run"] for each in windows}) == len(windows), f"rank {rank} has recorded something twice"
+        for each in windows:
             first, last = each["steps"][0], each["steps"][-1]
             assert each["name"] == f"rank{rank}_start{first}_stop{last}_{each['run']}"
-        return {each["run"]: each for each in said}
+        return {each["run"]: each for each in windows}
 
     def stages(self, rank: int) -> dict[str, tuple[str, list[int]]]:
         """The stage and the steps of each window of a rank, by run id."""
-        return {run: (each["stage"], each["steps"]) for run, each in self.said(rank).items()}
+        return {run: (each["stage"], each["steps"]) for run, each in self.finished_windows(rank).items()}
 
-    def tell(self, what: str, ranks: Sequence[int] = ()) -> None:
+    def notify(self, what: str, ranks: Sequence[int] = ()) -> None:
         """Lets a stage begin (`go-STAGE`) or end (`end-STAGE`), on these ranks or on all; and waits until it has."""
         ranks = ranks or range(len(self.ranks))
         for rank in ranks:
@@ -88,7 +88,7 @@ class Job:
 
     def windows(self, rank: int) -> dict[str, list[int]]:
         """The steps of each."""
-        return {run: each["steps"] for run, each in self.said(rank).items()}
+        return {run: each["steps"] for run, each in self.finished_windows(rank).items()}
 
     def steps_of(self, run: str, ranks: Sequence[int] = ()) -> set[tuple[int, ...]]:
         """Waits until these ranks, or all, have a window, and gives its steps: one set of them, if all is well."""
@@ -97,7 +97,7 @@ class Job:
         return {tuple(self.windows(rank)[run]) for rank in ranks}
 
     def status(self) -> dict[str, Any]:
-        """What rank 0 says of how things stand."""
+        """The status file of rank 0."""
         path = self.directory / f"{self.control_file}.status.json"
         found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
         return found
@@ -159,8 +159,8 @@ def job(
     machines = hosts or {(number,): () for number in range(len(ranks))}
     with ExitStack() as stack:
         for numbers, command in machines.items():
-            told = [msgspec.json.encode(ranks[number]).decode() for number in numbers]
-            program = [*command, sys.executable, "-m", module, *told]
+            arguments = [msgspec.json.encode(ranks[number]).decode() for number in numbers]
+            program = [*command, sys.executable, "-m", module, *arguments]
             running.processes[numbers[0]] = stack.enter_context(launched(program, cwd=ROOT))
         wait(
             lambda: all(each.late or (directory / f"ready-{each.rank}").exists() for each in ranks),

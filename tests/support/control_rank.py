@@ -2,7 +2,7 @@
 
     python -m tests.support.control_rank '{"directory": ..., "rank": 0, "world": 8, ...}' ['{...}' ...]
 
-Further ranks that are named are children, as on a host that is told of one process only. Each finished window is a line of
+Further ranks that are named are children, as on a host that knows one process only. Each finished window is a line of
 `windows-RANK`. The loop ends when the file `stop` is there, or `stop-RANK`. Ranks keep together as those that exchange
 gradients do, only not as closely: none is more than `LEAD` steps ahead of the slowest.
 
@@ -37,7 +37,7 @@ STAGE = 1 << 40
 
 
 class RankSettings(msgspec.Struct, kw_only=True):
-    """What the rank is told."""
+    """The configuration of a rank."""
 
     directory: str
     rank: int
@@ -48,11 +48,11 @@ class RankSettings(msgspec.Struct, kw_only=True):
     job: str = "job"
     patience: float = 20.0
     control: str = ""
-    """What is watched; default: the directory."""
+    """The file or directory that is watched; default: the directory."""
     signal: bool = False
     """True if SIGUSR2 asks for windows."""
     host: str = ""
-    """What the machine is to be called, for a process that has a name of it to itself."""
+    """The machine's name, for a process that has a name of it to itself."""
     stages: tuple[str, ...] = ("only",)
     """Loops, one after the other."""
 
@@ -100,12 +100,12 @@ def main(settings: RankSettings) -> None:
 
 def wait_for(settings: RankSettings, what: str, stage: str) -> None:
     """Waits until the test says so; not for the first stage, whose name is empty here."""
-    while stage and not is_said(settings, what, stage):
+    while stage and not is_notified(settings, what, stage):
         time.sleep(0.002)
 
 
-def is_said(settings: RankSettings, what: str, stage: str) -> bool:
-    """True if the test has said it of this stage, or that all is to end."""
+def is_notified(settings: RankSettings, what: str, stage: str) -> bool:
+    """True if the test has set it for this stage, or that all is to end."""
     rank = settings.rank
     names = ("stop", f"stop-{rank}", f"{what}-{stage}", f"{what}-{stage}-{rank}")
     return any((Path(settings.directory) / name).exists() for name in names)
@@ -138,25 +138,25 @@ def run_stage(settings: RankSettings, stage: str, steps: Steps | None, begin: in
     ):
         (directory / f"ready-{rank}").touch()
         (directory / f"begun-{stage}-{rank}").touch()
-        while not is_said(settings, "end", stage):
+        while not is_notified(settings, "end", stage):
             with stepscope.span("work"):
                 time.sleep(settings.step_ms / 1000)
             profiler.step()
             if steps is not None:
                 at = begin + profiler.step_num
                 steps.put(rank, at)
-                while steps.least() + LEAD < at and not is_said(settings, "end", stage):
+                while steps.least() + LEAD < at and not is_notified(settings, "end", stage):
                     time.sleep(0.001)
     (directory / f"ended-{stage}-{rank}").touch()
     print(json.dumps({"rank": rank, "stage": stage, "armed": [status.state for status in profiler.armed()]}))
 
 
 def writes_to(write: Callable[[str], object], stage: str) -> Callable[[Window], None]:
-    """What is called with each finished window, and writes a line about it."""
+    """Returns a function that writes a line about each finished window."""
 
     def ready(window: Window) -> None:
         armed = window.metadata["armed"]
-        said = {
+        facts = {
             "run": armed.get("run_id", ""),
             "stage": stage,
             "steps": [step.number for step in window.steps],
@@ -165,7 +165,7 @@ def writes_to(write: Callable[[str], object], stage: str) -> Callable[[Window], 
             "trigger": armed["trigger"],
             "note": armed.get("note", ""),
         }
-        write(json.dumps(said) + "\n")
+        write(json.dumps(facts) + "\n")
 
     return ready
 

@@ -1,4 +1,4 @@
-"""Workers of exporters that run, and the items that are given to them."""
+"""Workers of exporters that run, and their items."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ def closed(index: int = 0) -> Window:
 
 @asynccontextmanager
 async def running(exporter: Exporter, path: Path, max_bytes: int = 1 << 20) -> AsyncGenerator[ExporterWorker]:
-    """An outlet whose task runs, and ends with the block."""
-    outlet = ExporterWorker(exporter, run_facts(path), max_bytes)
+    """A worker whose task runs, and ends with the block."""
+    worker = ExporterWorker(exporter, run_facts(path), max_bytes)
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(outlet.run)
-        yield outlet
-        outlet.finish()
+        tasks.start_soon(worker.run)
+        yield worker
+        worker.finish()
 
 
 def ledger_of(worker: ExporterWorker, window: int = 0) -> OutputLedger:

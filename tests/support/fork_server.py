@@ -36,11 +36,11 @@ IMPORTED = {
     "command": f"{PLAIN} stepscope.cli.main stepscope.cli.network.collect stepscope.collector.app uvicorn websockets",
     "torch": f"{PLAIN} torch torch.utils.data stepscope.torch stepscope.backends.torch.backend",
 }
-"""What each kind of server has imported: `stepscope` before torch, so that operators can arrive live."""
+"""Modules that each kind of server has imported: `stepscope` before torch, so that operators can arrive live."""
 
 
 def serve(control: socket.socket) -> tuple[dict[str, Any], list[int]]:
-    """Forks for each request and tells how the forks ended; ends the process when nobody can ask any more.
+    """Forks for each request and reports how the forks ended; ends the process when nobody can ask any more.
 
     Returns:
         In each fork: the request, and descriptors for the standard streams.
@@ -72,7 +72,7 @@ def serve(control: socket.socket) -> tuple[dict[str, Any], list[int]]:
 
 
 def _say(reply: socket.socket, number: int) -> None:
-    with contextlib.suppress(ConnectionError):  # who asked has ended
+    with contextlib.suppress(ConnectionError):  # the client has ended
         reply.send(str(number).encode())
 
 
@@ -105,13 +105,13 @@ def become(request: dict[str, Any], streams: list[int], filters: int) -> None:
     sys.path[:0] = request["path"] + _path_of_environment()
     sys.argv, sys.orig_argv = request["argv"], request["command"]
     # Filters of the command line come before Python's own; modules have put theirs before both.
-    given: Any = warnings
-    modules = given.filters[:-filters]
-    del given.filters[:-filters]
+    module: Any = warnings
+    modules = module.filters[:-filters]
+    del module.filters[:-filters]
     sys.warnoptions += request["warnings"]
-    given._processoptions(request["warnings"])
-    given.filters[:0] = modules
-    given._filters_mutated()
+    module._processoptions(request["warnings"])
+    module.filters[:0] = modules
+    module._filters_mutated()
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()  # as Python does it for `random`
     thread: Any = threading.main_thread()

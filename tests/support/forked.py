@@ -31,7 +31,7 @@ class Serving:
 def request_of(
     command: Sequence[str | os.PathLike[str]], cwd: Any, environment: Mapping[str, str] | None
 ) -> dict[str, Any] | None:
-    """What the server is to be asked for this program.
+    """The server's request for this program.
 
     Returns:
         None if only a new Python can run it: for flags of the interpreter other than -P and -W, or an environment in
@@ -133,17 +133,17 @@ class Forked(subprocess.Popen[Any]):
         super().__init__(request["command"], **settings)
 
     # Popen makes the pipes, reads and writes; only how a program starts and ends differs.
-    def _execute_child(self, *given: Any) -> None:
-        pipes = given[10:16]
+    def _execute_child(self, *arguments: Any) -> None:
+        pipes = arguments[10:16]
         streams = [number if each == -1 else each for number, each in enumerate((pipes[0], pipes[3], pipes[5]))]
         with self._theirs:
             _servers.ask(self._kind, self._request, [*streams, self._theirs.fileno()])
         popen: Any = super()
         popen._close_pipe_fds(*pipes)
-        said = self._reply.recv(64)
-        if not said:
+        reply = self._reply.recv(64)
+        if not reply:
             raise RuntimeError("the server that forks programs has ended")
-        self.pid = int(said)
+        self.pid = int(reply)
 
     def _internal_poll(self, *_: Any, **__: Any) -> int | None:
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -156,9 +156,9 @@ class Forked(subprocess.Popen[Any]):
             poll.register(self._reply, select.POLLIN)
             if not poll.poll(None if timeout is None else timeout * 1000):
                 raise subprocess.TimeoutExpired(self.args, timeout or 0)
-            said = self._reply.recv(64)
-            if not said:
+            reply = self._reply.recv(64)
+            if not reply:
                 raise RuntimeError("the server that forks programs has ended")
-            self.returncode = os.waitstatus_to_exitcode(int(said))
+            self.returncode = os.waitstatus_to_exitcode(int(reply))
             self._reply.close()
         return self.returncode

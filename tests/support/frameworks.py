@@ -1,4 +1,4 @@
-"""What the tests of the frameworks' callbacks share: a memory for each run, and readings of it."""
+"""Shared code of the tests of frameworks' callbacks: a memory exporter for each run, and views of its events."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from stepscope.runtime.events.record import Kind
 
 
 class Runs:
-    """Makes a memory exporter for each run; to be given as `exporters=[runs]`."""
+    """Makes a memory exporter for each run; to be passed as `exporters=[runs]`."""
 
     def __init__(self) -> None:
         self.made: list[tuple[str, Path, sc.exporters.MemoryExporter]] = []
@@ -52,7 +52,7 @@ def steps(memory: sc.exporters.MemoryExporter) -> list[tuple[int, ...]]:
 
 
 def check_well(traced: TracingCallback) -> None:
-    """Fails with what the tracing kept, or if its accounts do not balance."""
+    """Fails with the stored errors, or if its accounts do not balance."""
     traced.raise_errors()
     profiler = traced.profiler
     assert profiler is not None

@@ -21,7 +21,7 @@ _add_pending.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
 
 
 class Late(BaseException):
-    """What the handler raises."""
+    """The exception of the handler."""
 
 
 class Interrupter:
@@ -56,7 +56,7 @@ class Interrupter:
         """
         self._left, self._again, self.where, self._instead = point, again, "", instead
         self._inside = inside
-        gc.disable()  # what it calls on behalf of others ignores what is raised
+        gc.disable()  # finalizers that it calls ignore exceptions
         tracer = sys.gettrace()
         sys.settrace(None)  # a tool that traces, such as coverage, would have thousands of points of its own
         try:

@@ -1,4 +1,4 @@
-"""What exporters leave in JetStream, made by hand."""
+"""Streams in JetStream as exporters leave them, made by hand."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ class Publisher:
 
     async def begin(self, oldest: int = 0) -> protocol.Hello:
         """Says which stream this is."""
-        said = hello(oldest, self.stream)
-        await layout.put(self.jetstream, self.team.hellos, self.names.key, said)
-        header, _ = protocol.decode(said)
+        message = hello(oldest, self.stream)
+        await layout.put(self.jetstream, self.team.hellos, self.names.key, message)
+        header, _ = protocol.decode(message)
         assert isinstance(header, protocol.Hello)
         return header
 

@@ -29,8 +29,8 @@ def batch_with_arguments(
     """A batch of one span for each name, each with its arguments."""
     block = empty_block(len(names))
     heap = bytearray()
-    for index, (name, given) in enumerate(zip(names, arguments, strict=True)):
-        encoded = _core.encode_arguments(given)
+    for index, (name, values) in enumerate(zip(names, arguments, strict=True)):
+        encoded = _core.encode_arguments(values)
         block[index]["name"] = strings.intern(name)
         block[index]["args_at"] = len(heap)
         block[index]["args_len"] = len(encoded)
@@ -69,12 +69,12 @@ def described(batch: EventBatch) -> list[Described]:
     for event in batch.events:
         at, length = int(event["args_at"]), int(event["args_len"])
         if event["flags"] & int(Flag.ARG_INLINE):
-            given: dict[str, Any] = {strings.text(at): length}
+            values: dict[str, Any] = {strings.text(at): length}
         else:
-            given = _core.decode_arguments(batch.args, at, length) if length else {}
+            values = _core.decode_arguments(batch.args, at, length) if length else {}
         rest = tuple(int(event[field]) for field in ("ts", "dur", "self_dur", "id", "parent", "step", "kind", "flags"))
         name, category = strings.text(int(event["name"])), strings.text(int(event["category"]))
-        rows.append((batch.source, batch.window, name, category, repr(given), *rest))
+        rows.append((batch.source, batch.window, name, category, repr(values), *rest))
     return rows
 
 

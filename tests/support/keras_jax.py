@@ -1,6 +1,6 @@
 """Trainings of Keras on its JAX backend, run as a program by `tests/system/compat/test_keras.py` in an environment that has no torch.
 
-The argument is a directory. What was recorded is printed as JSON, on the last line.
+The argument is a directory. The recorded facts are printed as JSON, on the last line.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ POINTS, VALUES = np.random.rand(16, 4), np.random.rand(16, 1)
 
 
 def told(callback: StepscopeCallback, made: dict[str, sc.exporters.MemoryExporter]) -> dict[str, Any]:
-    """What was recorded, run by run."""
+    """The recorded facts, run by run."""
     callback.raise_errors()
     assert callback.profiler is not None
     assert callback.profiler.audit() == ()

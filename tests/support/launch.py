@@ -48,7 +48,7 @@ def start(
 
 @contextlib.contextmanager
 def launched(command: Sequence[str | os.PathLike[str]], **settings: Any) -> Generator[subprocess.Popen[Any]]:
-    """A program in a session of its own. What the body leaves running is ended: it, its children and its group.
+    """A program in a session of its own. After the body it is ended if it runs: it, its children and its group.
 
     Args:
         command: the program.

@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader, IterableDataset
 import stepscope
 from stepscope.lightning import StepscopeCallback
 from stepscope.runtime.windows.window import Window
-from tests.support.control_rank import GONE, LEAD, STAGE, RankSettings, Steps, is_said, wait_for, writes_to
+from tests.support.control_rank import GONE, LEAD, STAGE, RankSettings, Steps, is_notified, wait_for, writes_to
 from tests.support.lightning_models import Tiny
 
 
@@ -39,11 +39,11 @@ class Batches(IterableDataset[Any]):
         at = self._begin
         (directory / f"ready-{rank}").touch()
         (directory / f"begun-{self._stage}-{rank}").touch()
-        while not is_said(self._settings, "end", self._stage):
+        while not is_notified(self._settings, "end", self._stage):
             time.sleep(self._settings.step_ms / 1000)
             at += 1
             self._steps.put(rank, at)
-            while self._steps.least() + LEAD < at and not is_said(self._settings, "end", self._stage):
+            while self._steps.least() + LEAD < at and not is_notified(self._settings, "end", self._stage):
                 time.sleep(0.001)
             yield [torch.ones(2, 4)]
 

@@ -88,7 +88,7 @@ class refused(Generic[E]):  # noqa: N801
         return True
 
 
-def said(
+def check_messages(
     source: str | Iterable[str | logging.LogRecord | warnings.WarningMessage], *facts: object, snapshot: bool = True
 ) -> list[str]:
     """Lines or messages that have all the facts: there is one at least, and they have the wording of the snapshot.
@@ -129,25 +129,25 @@ def key_of(nodeid: str) -> str:
 
 
 class _Running:
-    """What the test that runs has said so far."""
+    """The messages so far of the test that runs."""
 
     key = ""
-    told: list[str] = []
-    kept: Mapping[str, list[str]] = {}
+    messages: list[str] = []
+    stored: Mapping[str, list[str]] = {}
     updating = False
 
 
 def _compare(texts: list[str]) -> None:
     __tracebackhide__ = True
-    for text in dict.fromkeys(map(constant, texts)):  # how often it was said is the test's to check
-        place = len(_Running.told)
-        _Running.told.append(text)
+    for text in dict.fromkeys(map(constant, texts)):  # the test checks how often it came
+        place = len(_Running.messages)
+        _Running.messages.append(text)
         if _Running.updating:
             continue
-        kept = _Running.kept.get(_Running.key, [])
-        assert place < len(kept), f"a new message; `make messages` takes it over: {text}"
-        if text != kept[place]:
-            lines = "\n".join(difflib.ndiff(kept[place].splitlines(), text.splitlines()))
+        stored = _Running.stored.get(_Running.key, [])
+        assert place < len(stored), f"a new message; `make messages` takes it over: {text}"
+        if text != stored[place]:
+            lines = "\n".join(difflib.ndiff(stored[place].splitlines(), text.splitlines()))
             raise AssertionError(f"a message has changed; `make messages` takes the new one over:\n{lines}")
 
 
@@ -160,7 +160,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Reads the snapshot."""
     path = Path(str(config.getoption("messages")))
-    _Running.kept = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    _Running.stored = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     _Running.updating = bool(config.getoption("update_messages"))
 
 
@@ -168,7 +168,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """An update runs those tests that look at messages."""
     if not config.getoption("update_messages"):
         return
-    known = {_function(key) for key in _Running.kept}
+    known = {_function(key) for key in _Running.stored}
     left_out = [item for item in items if _function(key_of(item.nodeid)) not in known and not _looks(item)]
     gone = set(left_out)
     items[:] = [item for item in items if item not in gone]
@@ -187,24 +187,24 @@ def _looking(path: Path) -> set[str]:
         function.name
         for function in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
-        and any(isinstance(node, ast.Name) and node.id in ("refused", "said") for node in ast.walk(function))
+        and any(isinstance(node, ast.Name) and node.id in ("refused", "check_messages") for node in ast.walk(function))
     }
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """A test begins, and has said nothing."""
+    """A test begins, without messages."""
     _Running.key = key_of(item.nodeid)
-    _Running.told = []
+    _Running.messages = []
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
-    """A test that passes has said all that the snapshot has of it."""
+    """A test that passes has all messages of its snapshot."""
     result = yield
-    missing = _Running.kept.get(_Running.key, [])[len(_Running.told) :]
+    missing = _Running.stored.get(_Running.key, [])[len(_Running.messages) :]
     if _Running.updating:
-        item.user_properties.append(("messages", _Running.told))
+        item.user_properties.append(("messages", _Running.messages))
     elif missing:
         pytest.fail(f"messages that are not there any more; `make messages` removes them: {missing}", pytrace=False)
     return result
@@ -216,11 +216,11 @@ _summary: list[str] = []
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Collects what tests have said, of all processes that run them."""
+    """Collects the messages of tests, of all processes that run them."""
     key = key_of(report.nodeid)
     _seen.add(key)
     if report.when == "call" and report.passed:
-        _passed.update((key, cast(list[str], told)) for kind, told in report.user_properties if kind == "messages")
+        _passed.update((key, cast(list[str], texts)) for kind, texts in report.user_properties if kind == "messages")
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
@@ -229,18 +229,20 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     if not config.getoption("update_messages") or hasattr(config, "workerinput"):
         return
     path = Path(str(config.getoption("messages")))
-    kept = dict(_Running.kept)
+    stored = dict(_Running.stored)
     # Of a test that ran with some of its parameters only, the others stay.
     partly = bool(config.option.keyword or session.shouldstop or any("::" in part for part in config.args))
     ran: set[str] = set() if partly else {_function(key) for key in _seen}
-    gone = left_over(kept, path.parent) | {key for key in kept if _function(key) in ran and key not in _seen}
-    gone |= {key for key, told in _passed.items() if not told}
-    new = {key: kept[key] for key in kept if key not in gone} | {key: told for key, told in _passed.items() if told}
+    gone = left_over(stored, path.parent) | {key for key in stored if _function(key) in ran and key not in _seen}
+    gone |= {key for key, texts in _passed.items() if not texts}
+    new = {key: stored[key] for key in stored if key not in gone} | {
+        key: texts for key, texts in _passed.items() if texts
+    }
     path.write_text(json.dumps(new, indent=1, ensure_ascii=False, sort_keys=True) + "\n", encoding="utf-8")
     for word, keys in (
-        ("new", new.keys() - kept.keys()),
-        ("changed", {key for key in new.keys() & kept.keys() if new[key] != kept[key]}),
-        ("removed", kept.keys() - new.keys()),
+        ("new", new.keys() - stored.keys()),
+        ("changed", {key for key in new.keys() & stored.keys() if new[key] != stored[key]}),
+        ("removed", stored.keys() - new.keys()),
     ):
         _summary.extend(f"{word}: {key}" for key in sorted(keys))
 

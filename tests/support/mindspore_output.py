@@ -1,4 +1,4 @@
-"""What the front door for MindSpore writes, read back in tests; and small loops to record."""
+"""The output of the front door for MindSpore, read back in tests; and small loops to record."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from stepscope.runtime._core import span
 
 
 def work(step: int) -> None:
-    """What a step of the loop does: two operators of scope, as MindSpore names them, and a collective."""
+    """A step of the loop: two operators of scope, as MindSpore names them, and a collective."""
     with span("Default/network/MatMul-op1"):
         with span("Default/network/Add-op2"):
             pass
@@ -74,7 +74,7 @@ def until_sampled(profiler: Profiler, source: str, times: int = 4) -> None:
 
 
 def info(directory: Path) -> dict[str, Any]:
-    """What is said of a window beside its products; `FileNotFoundError` where nothing is."""
+    """The description of a window next to its products; `FileNotFoundError` where there is none."""
     paths = list(directory.glob("profiler_info_*.json"))
     if not paths:
         raise FileNotFoundError(directory)

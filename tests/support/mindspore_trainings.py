@@ -1,6 +1,6 @@
 """Trainings with MindSpore itself, run as programs by `tests/system/compat/mindspore/test_mindspore_training.py` in an environment that has it.
 
-The arguments are the name of a training and a directory. What was found is printed as JSON, on the last line.
+The arguments are the name of a training and a directory. The facts are printed as JSON, on the last line.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def compiled(step_done: Callable[[], object]) -> None:
 
 
 def told(profiler: Any) -> dict[str, Any]:
-    """What a recording has, for the test to look at."""
+    """Facts of a recording, for the test to compare."""
     profiler.raise_errors()
     windows = profiler.windows
     return {
@@ -193,7 +193,7 @@ def data(directory: Path) -> dict[str, Any]:
 
 
 def doubled(column: Any) -> Any:
-    """What `map` runs for each item; it takes 3 ms."""
+    """The function that `map` runs for each item; it takes 3 ms."""
     time.sleep(0.003)
     return column * 2
 

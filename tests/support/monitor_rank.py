@@ -23,7 +23,7 @@ LEAD = 10
 
 
 class MonitorSettings(RankSettings, kw_only=True):
-    """What the rank is told."""
+    """The configuration of a rank."""
 
     poll: float = 0.5
     sink: int = 1
@@ -31,7 +31,7 @@ class MonitorSettings(RankSettings, kw_only=True):
 
 
 class Context:
-    """What a framework gives its callbacks."""
+    """The argument of a framework's callbacks."""
 
     cur_step_num = 0
 

@@ -30,7 +30,7 @@ RANKS = (
 
 
 class Context:
-    """What a framework gives its callbacks."""
+    """The argument of a framework's callbacks."""
 
     def __init__(self) -> None:
         self.cur_step_num = 0
@@ -79,7 +79,7 @@ class Job:
             monitor.step_end(context)
 
     def windows(self) -> dict[str, Path]:
-        """What was written: each window's directory, by the name of the one that holds it."""
+        """Each window's directory, by the name of the one around it."""
         return {directory.parent.name: directory for directory in output.windows_below(self.output)}
 
 

@@ -1,4 +1,4 @@
-"""What tests of `stepscope.mxnet` share: a recording in a directory of its own, and what is in its files."""
+"""Shared code of the tests of `stepscope.mxnet`: a recording in a directory of its own, and the content of its files."""
 
 from __future__ import annotations
 

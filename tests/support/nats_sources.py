@@ -16,7 +16,7 @@ from stepscope.collector.nats.source import NatsSource
 from stepscope.collector.settings import CollectorSettings
 from stepscope.exporters.nats.names import DEFAULT_TEAM, Names
 from stepscope.exporters.nats.servers import NatsAccess, Servers
-from tests.support.beside import running
+from tests.support.background_task import running
 
 LEASE_SECONDS = 3.0
 

@@ -1,4 +1,4 @@
-"""What every output promises of spans: on one track they nest, each lies in its parent, and self times add up."""
+"""The nesting of spans in every output: on one track they nest, each lies in its parent, and self times add up."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _shown(row: Any) -> str:
 
 
 def journal_problems(spans: Block) -> list[str]:
-    """What is wrong with the spans of a journal; those drawn as async pairs may overlap."""
+    """Faults in the spans of a journal; those drawn as async pairs may overlap."""
     problems: list[str] = []
     nested = spans[(spans["flags"] & int(Flag.ASYNC)) == 0]
     strays = set(spans["track"][(spans["flags"] & int(Flag.ASYNC)) != 0].tolist())
@@ -76,7 +76,7 @@ def journal_problems(spans: Block) -> list[str]:
 
 
 def chrome_problems(path: Path) -> list[str]:
-    """What is wrong with a Chrome file: complete events that overlap on one row, rows with two names."""
+    """Faults in a Chrome file: complete events that overlap on one row, rows with two names."""
     events: list[dict[str, Any]] = json.loads(path.read_text())
     rows: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
     names: dict[tuple[int, int], set[str]] = defaultdict(set)

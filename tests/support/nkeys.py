@@ -40,7 +40,7 @@ class Operator:
         self._operator, self._system, self._account, self._user = _Key("O"), _Key("A"), _Key("A"), _Key("U")
 
     def configuration(self) -> str:
-        """What a server must know."""
+        """The part of a server's configuration that knows these keys."""
         limits = dict.fromkeys(("subs", "data", "payload", "imports", "exports", "conn", "leaf"), -1)
         storing = dict.fromkeys(("mem_storage", "disk_storage", "streams", "consumer"), -1)
         operator = self._operator.claims(self._operator, "operator", {"type": "operator"})

@@ -1,5 +1,5 @@
 /* Stands for the library of NVIDIA's driver: the symbols that are asked for, with two devices, the second of which
-   supports less. Numbers grow with each call, so that a reading can be told from the one before. */
+   supports less. Numbers grow with each call, so that a reading differs from the one before. */
 #include <stdlib.h>
 
 typedef struct { unsigned int gpu, memory; } Utilization;

@@ -1,4 +1,4 @@
-"""A library that receives what a program tells NVTX, as NVIDIA's tools do, and writes down each call."""
+"""A library that receives a program's calls of NVTX, as NVIDIA's tools do, and writes down each call."""
 
 from __future__ import annotations
 

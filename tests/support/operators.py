@@ -66,5 +66,5 @@ def train(steps: int, profiler: sc.Profiler | None = None) -> None:
 
 def environment(**changes: str) -> dict[str, str]:
     """The environment of a child process that arms for itself."""
-    kept = {name: value for name, value in os.environ.items() if name != torch_arm.VARIABLE}
-    return {**kept, **changes}
+    variables = {name: value for name, value in os.environ.items() if name != torch_arm.VARIABLE}
+    return {**variables, **changes}

@@ -16,7 +16,7 @@ CLEARED, NEEDED = 1, 2
 BEGIN, END, INSTANT, COUNTER = 1, 2, 3, 4
 
 
-class Said(msgspec.Struct):
+class Event(msgspec.Struct):
     """One track event, with everything that its sequence says for it."""
 
     ts: int
@@ -54,7 +54,7 @@ class Trace:
 
     def __init__(self, data: bytes) -> None:
         self.tracks: dict[int, Any] = {}
-        self.events: list[Said] = []
+        self.events: list[Event] = []
         self.anchor: dict[int, int] = {}
         self.packets = 0
         self._states: dict[int, _Sequence] = {}
@@ -83,45 +83,45 @@ class Trace:
             else:
                 assert clocks == {64: 0, MONOTONIC: 0}
         if packet.HasField("track_event"):
-            said = state.event(packet)
-            assert said.track in self.tracks, "an event of a track that was not described"
-            self.events.append(said)
+            event = state.event(packet)
+            assert event.track in self.tracks, "an event of a track that was not described"
+            self.events.append(event)
 
-    def sorted(self) -> list[Said]:
+    def sorted(self) -> list[Event]:
         """Events in the order of their times; those of one time as they are in the file."""
-        return sorted(self.events, key=lambda said: said.ts)
+        return sorted(self.events, key=lambda event: event.ts)
 
     def slices(self) -> list[Slice]:
         """Spans on rows; every begin has its end and the other way round."""
         stacks: dict[int, list[Slice]] = {}
         made: list[Slice] = []
-        for said in self.sorted():
-            stack = stacks.setdefault(said.track, [])
-            if said.type == BEGIN:
-                stack.append(Slice(said.name, said.category, said.ts, -1, len(stack), said.track, said.args))
+        for event in self.sorted():
+            stack = stacks.setdefault(event.track, [])
+            if event.type == BEGIN:
+                stack.append(Slice(event.name, event.category, event.ts, -1, len(stack), event.track, event.args))
                 made.append(stack[-1])
-            elif said.type == END and stack:
+            elif event.type == END and stack:
                 top = stack.pop()
-                top.dur = said.ts - top.ts
+                top.dur = event.ts - top.ts
         return made
 
     def pairs(self) -> list[Slice]:
         """Spans that do not nest, and other asynchronous pairs."""
         opened: dict[tuple[str, int], list[Slice]] = {}
         made: list[Slice] = []
-        for said in self.sorted():
-            stack = opened.setdefault((said.category, said.id), [])
-            if said.phase == "b":
-                stack.append(Slice(said.name, said.category, said.ts, -1, 0, said.track, said.args))
+        for event in self.sorted():
+            stack = opened.setdefault((event.category, event.id), [])
+            if event.phase == "b":
+                stack.append(Slice(event.name, event.category, event.ts, -1, 0, event.track, event.args))
                 made.append(stack[-1])
-            elif said.phase == "e" and stack:
+            elif event.phase == "e" and stack:
                 top = stack.pop()
-                top.dur = said.ts - top.ts
+                top.dur = event.ts - top.ts
         return made
 
-    def of(self, type: int) -> list[Said]:
+    def of(self, type: int) -> list[Event]:
         """Events of one type."""
-        return [said for said in self.sorted() if said.type == type]
+        return [event for event in self.sorted() if event.type == type]
 
 
 class _Sequence:
@@ -144,7 +144,7 @@ class _Sequence:
             self.default = packet.trace_packet_defaults.timestamp_clock_id
             self.track = packet.trace_packet_defaults.track_event_defaults.track_uuid
 
-    def event(self, packet: Any) -> Said:
+    def event(self, packet: Any) -> Event:
         event = packet.track_event
         clock = packet.timestamp_clock_id or self.default
         assert clock in (MONOTONIC, 64)
@@ -156,7 +156,7 @@ class _Sequence:
         assert len(categories) <= 1
         legacy = event.legacy_event
         value = event.double_counter_value if event.type == COUNTER else 0
-        return Said(
+        return Event(
             ts=ts,
             type=event.type,
             track=event.track_uuid or self.track,

@@ -17,7 +17,7 @@ Program = tuple[Any, ...]
 
 
 class Failure(Exception):
-    """What programs raise."""
+    """The exception of programs."""
 
 
 PLAIN = ("span", "span", "mark", "enter", "leave", "generator", "advance", "raise")

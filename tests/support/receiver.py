@@ -30,7 +30,7 @@ Fault = Literal[
 
 
 class Reply(msgspec.Struct, frozen=True):
-    """How one request is answered; by default it is taken."""
+    """How one request is answered; by default it is accepted."""
 
     status: int = 200
     headers: tuple[tuple[str, str], ...] = ()
@@ -56,7 +56,7 @@ class Received(msgspec.Struct, frozen=True):
 
 
 def value_of(value: AnyValue) -> Any:
-    """What an attribute holds, in Python."""
+    """The value of an attribute, in Python."""
     kind = value.WhichOneof("value")
     if kind == "array_value":
         return [value_of(item) for item in value.array_value.values]
@@ -76,7 +76,7 @@ class Receiver:
 
     def __init__(self) -> None:
         self.replies: list[Reply] = []
-        """How the next requests are answered, in order; then all are taken."""
+        """How the next requests are answered, in order; then all are accepted."""
         self.always: Reply | None = None
         """How all further ones are answered."""
         self.most_bytes: int | None = None
@@ -109,13 +109,13 @@ class Receiver:
         await asyncio.sleep(0)  # connections that were just accepted
         serving = dict(self._serving)
         for task, writer in serving.items():
-            writer.transport.abort()  # what is not sent yet would keep it open
+            writer.transport.abort()  # unsent bytes would keep it open
             task.cancel()
         await asyncio.gather(*serving, return_exceptions=True)
         await self._server.wait_closed()
         await asyncio.sleep(0)
 
-    # what came
+    # received requests
 
     @property
     def spans(self) -> list[Span]:

@@ -77,7 +77,7 @@ def _arguments(event: Any, heap: bytes) -> dict[str, Any]:
 
 
 class Log:
-    """What was recorded while it was open."""
+    """The events that were recorded while it was open."""
 
     def __init__(self, source: Recorder) -> None:
         self._source = source
@@ -92,7 +92,7 @@ class Log:
 
     @property
     def rows(self) -> list[Row]:
-        """What was drained so far; made when it is asked for."""
+        """Rows of all events drained so far; made when they are read."""
         for events, heap in self._unread:
             self._rows += rows_of(events, heap)
         self._unread.clear()
@@ -176,7 +176,7 @@ def run_program(program: str, *, options: str = "", code: int = 0, flags: tuple[
         flags: of the interpreter; warnings are errors unless they say otherwise.
 
     Returns:
-        What it gave to `tell()`.
+        The values that it passed to `tell()`.
     """
     source = PREAMBLE.format(root=str(ROOT), options=options) + textwrap.dedent(program)
     command = [sys.executable, "-P", *STRICT, *flags, "-c", source]

@@ -52,7 +52,7 @@ def some_spans() -> Block:
 
 
 class Training:
-    """A rank that sends seconds of steps as fast as they are taken.
+    """A rank that sends seconds of steps as fast as they are accepted.
 
     Args:
         url: of the collector.
@@ -139,7 +139,7 @@ def settings(directory: Path, limit: int, max_kept_streams: int = 100) -> Collec
 
 
 async def test_runs_that_are_over_make_room(tmp_path: Path) -> None:
-    """The oldest first, and whole; the newest stay. What was deleted counts, also after a start of the collector."""
+    """The oldest first, and whole; the newest stay. Deleted events count, also after a start of the collector."""
     limit, runs = MIB, 60
     directory = tmp_path / "c"
     collector = Collector(settings(directory, limit, max_kept_streams=runs // 2))
@@ -169,7 +169,7 @@ async def test_runs_that_are_over_make_room(tmp_path: Path) -> None:
         def left() -> int:
             return sum(in_file(directory / "streams" / name / "journal").total() for name in there)
 
-        # A look that has evicted something tells of it afterwards.
+        # A measurement that has evicted something reports it afterwards.
         await poll(lambda: at_once(collector.streams.totals())[0].discarded == sent - left())
         assert at_once(collector.streams.totals())[0].events == sent
     view = (again := Collector(settings(directory, limit))).storage

@@ -1,4 +1,4 @@
-"""What exporters send, made by hand."""
+"""Streams as exporters send them, made by hand."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def frames(first: int, count: int, size: int = 40, sync: bytes = SYNC) -> bytes:
 
 
 def frames_header(first: int, count: int, segment: int = 0, position: int = 20) -> protocol.Frames:
-    """Announces frames, of the first segment unless told otherwise."""
+    """Announces frames, of the first segment by default."""
     return protocol.Frames(first, count, segment, position)
 
 

@@ -22,12 +22,12 @@ def span(category: str, name: str, begin: float, dur: float, *, tid: int = THREA
 def kernel(
     name: str, begin: float, dur: float, *, stream: int = 7, device: int = DEVICE, category: str = "kernel"
 ) -> Event:
-    """What a device did; times in µs."""
+    """An event of a device; times in µs."""
     return span(category, name, begin, dur, tid=stream, device=device, stream=stream) | {"pid": device}
 
 
 def step(number: int, begin: float, dur: float) -> Event:
-    """What torch.profiler puts around a step."""
+    """The span that torch.profiler puts around a step."""
     return span("user_annotation", f"ProfilerStep#{number}", begin, dur)
 
 
@@ -61,9 +61,9 @@ def loop(steps: int = 30, *, collective: float = 0.0, kernel_us: float = 200.0) 
 
 def kineto_text(events: Iterable[Event], head: Mapping[str, Any] | None = None) -> bytes:
     """A file as kineto lays it out: an event every few lines, which begin with two spaces."""
-    said = "".join(f'  "{key}": {json.dumps(value)},\n' for key, value in {"schemaVersion": 1, **(head or {})}.items())
+    text = "".join(f'  "{key}": {json.dumps(value)},\n' for key, value in {"schemaVersion": 1, **(head or {})}.items())
     texts = ",\n  ".join(json.dumps(event, indent=2).replace("\n", "\n  ") for event in events)
-    return f'{{\n{said}  "traceEvents": [\n  {texts}\n  ]}}'.encode()
+    return f'{{\n{text}  "traceEvents": [\n  {texts}\n  ]}}'.encode()
 
 
 def save(path: Path, events: Iterable[Event], **head: Any) -> Path:

@@ -23,7 +23,7 @@ else:
 used = resource.getrusage(resource.RUSAGE_SELF)
 print(used.ru_utime + used.ru_stime, used.ru_maxrss * 1024 / 1e6, size / 1e6)
 """
-"""Seconds of processor time, imports included, and megabytes of memory and of what is said. Source: getrusage(2)."""
+"""Seconds of processor time, imports included, and megabytes of memory and of the answer. Source: getrusage(2)."""
 FACTS = ("processor time, s", "memory, MB", "size, MB")
 
 

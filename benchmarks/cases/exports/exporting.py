@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.cases.tools.emission import emit
 from benchmarks.cases.tools.session import scratch, session
+from benchmarks.cases.tools.span_load import emit
 from benchmarks.harness.row import Contender, Round, Row, Sample
 from benchmarks.harness.scale import Scale
 

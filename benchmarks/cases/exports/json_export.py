@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING
 
 from benchmarks.cases.exports.exporting import encoder, exporter, file, row, slices
-from benchmarks.cases.tools.additions import additions
+from benchmarks.cases.tools.small_operators import additions
 from benchmarks.harness.peers import torch_profile, viztracer
 from benchmarks.harness.row import Contender, Round, Sample, Tool
 from benchmarks.harness.scale import Scale

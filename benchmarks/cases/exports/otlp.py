@@ -7,8 +7,8 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
 from benchmarks.cases.exports.sink_server import sink
-from benchmarks.cases.tools.emission import Span, emit
 from benchmarks.cases.tools.session import session
+from benchmarks.cases.tools.span_load import Span, emit
 from benchmarks.harness.peers import peer
 from benchmarks.harness.row import Contender, Round, Row, Sample, Tool
 from benchmarks.harness.scale import Scale
@@ -41,7 +41,7 @@ def _stepscope(scale: Scale) -> Generator[Round]:
                 cost = _cost(stepscope.span, count, profiler.close)
                 statistics = profiler.statistics().pipeline
                 assert statistics is not None
-                lost = sum(sum(outlet.ledger.dropped.values()) for outlet in statistics.exporters)
+                lost = sum(sum(output.ledger.dropped.values()) for output in statistics.exporters)
             return Sample(cost, facts={"lost": lost})
 
         yield once

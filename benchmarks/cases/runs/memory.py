@@ -7,9 +7,9 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 
-from benchmarks.cases.tools.additions import additions
-from benchmarks.cases.tools.emission import Span, emit
 from benchmarks.cases.tools.session import Accounts, session
+from benchmarks.cases.tools.small_operators import additions
+from benchmarks.cases.tools.span_load import Span, emit
 from benchmarks.harness.peers import opentelemetry_provider, torch_profile, viztracer
 from benchmarks.harness.row import Contender, Round, Row, Sample, Tool
 from benchmarks.harness.scale import Scale

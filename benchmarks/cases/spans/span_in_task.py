@@ -1,4 +1,4 @@
-"""A span inside an asyncio task beside one outside: how many times what it costs."""
+"""A span inside an asyncio task and one without a task: the ratio of their costs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from benchmarks.harness.row import Contender, Probe, Round, Row, Sample, Tool
 from benchmarks.harness.scale import Scale
 
 SLICES = 8
-"""Turns of inside and outside by which a round measures both; the fastest of each count."""
+"""Turns with a task and without by which a round measures both; the fastest of each count."""
 BUDGET = 1.5
 
 

@@ -1,4 +1,4 @@
-"""A step with spans under the flight recorder, beside the same step that is written as it goes."""
+"""A step with spans under the flight recorder, and the same step that is written as it goes."""
 
 from __future__ import annotations
 

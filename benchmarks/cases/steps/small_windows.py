@@ -8,9 +8,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.cases.tools.alternation import Alternation
-from benchmarks.cases.tools.emission import Span
+from benchmarks.cases.tools.paired_comparison import PairedComparison
 from benchmarks.cases.tools.session import Accounts, scratch
+from benchmarks.cases.tools.span_load import Span
 from benchmarks.cases.tools.timing import empty, took
 from benchmarks.harness.peers import peer, torch_profile
 from benchmarks.harness.row import Contender, Round, Row, Sample, Tool
@@ -72,10 +72,10 @@ def _stepscope(scale: Scale) -> Generator[Round]:
                 yield step
                 lost.append(accounts.facts()["dropped"])
 
-    alternation = Alternation(SMALL_STEPS * scale.steps, partial(_bare, small), traced)
+    comparison = PairedComparison(SMALL_STEPS * scale.steps, partial(_bare, small), traced)
 
     def once() -> Sample:
-        sample = alternation()
+        sample = comparison()
         return Sample(sample.value, sample.baseline, {**sample.facts, "dropped": lost[-1]})
 
     yield once
@@ -98,7 +98,7 @@ def _torch(scale: Scale) -> Generator[Round]:
 
                 yield step
 
-    yield Alternation(SMALL_STEPS * scale.steps, partial(_bare, small), traced)
+    yield PairedComparison(SMALL_STEPS * scale.steps, partial(_bare, small), traced)
 
 
 def _export(directory: Path, profile: Any) -> None:

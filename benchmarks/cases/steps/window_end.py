@@ -7,9 +7,9 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any
 
-from benchmarks.cases.tools.additions import additions, live_operators
-from benchmarks.cases.tools.emission import emit
 from benchmarks.cases.tools.session import Accounts, session
+from benchmarks.cases.tools.small_operators import additions, live_operators
+from benchmarks.cases.tools.span_load import emit
 from benchmarks.harness.peers import peer, torch_profile
 from benchmarks.harness.row import Contender, Probe, Round, Row, Sample, Tool
 from benchmarks.harness.scale import Scale

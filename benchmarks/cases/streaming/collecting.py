@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.cases.tools.emission import emit
 from benchmarks.cases.tools.session import session
+from benchmarks.cases.tools.span_load import emit
 
 if TYPE_CHECKING:
     from stepscope.runtime.events.record import EventBatch

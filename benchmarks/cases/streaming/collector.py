@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager
 
-from benchmarks.cases.streaming import shown
+from benchmarks.cases.streaming import display_delay
 from benchmarks.cases.streaming.collecting import Collecting, collecting, payload
 from benchmarks.cases.streaming.ranks import SYNC
 from benchmarks.cases.streaming.ranks import run as run_ranks
@@ -144,7 +144,7 @@ def _shown(scale: Scale) -> Generator[Round]:
     def once() -> Sample:
         seconds = scale.events / 500_000 * 60
         if seconds > 1:
-            result = run_ranks(RANKS, 1000, seconds, browser=shown.browser())
+            result = run_ranks(RANKS, 1000, seconds, browser=display_delay.browser())
         else:
             result = run_ranks(10, 1000, seconds)
         facts = {

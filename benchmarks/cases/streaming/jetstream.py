@@ -16,8 +16,8 @@ from pathlib import Path
 
 from benchmarks.cases.streaming.collecting import Collecting, collecting
 from benchmarks.cases.streaming.collector import RATE, streamed
-from benchmarks.cases.tools.emission import emit
 from benchmarks.cases.tools.session import scratch, session
+from benchmarks.cases.tools.span_load import emit
 from benchmarks.harness.peers import NotInstalledError
 from benchmarks.harness.row import Contender, Round, Row, Sample, Tool
 from benchmarks.harness.scale import Scale
@@ -74,7 +74,7 @@ def _collector(scale: Scale) -> Generator[Round]:
 
     count = scale.events * 4
 
-    def taken(collector: Collecting, stream: str) -> bool:
+    def complete(collector: Collecting, stream: str) -> bool:
         path = collector.directory / "streams" / stream / "journal"
         with contextlib.suppress(OSError, FormatError), JournalReader(path) as reader:
             for _ in reader:
@@ -91,7 +91,7 @@ def _collector(scale: Scale) -> Generator[Round]:
                 emit(stepscope.span, count)
             with collecting(directory, "--from", url) as collector:
                 before = collector.processor_seconds()
-                _wait(lambda: taken(collector, exporter.stream), "the collector has everything")
+                _wait(lambda: complete(collector, exporter.stream), "the collector has everything")
                 spent = max(collector.processor_seconds() - before, 1e-3)
             return Sample(count / spent / 1e6)
 

@@ -11,8 +11,8 @@ from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
-from benchmarks.cases.tools.emission import emit
 from benchmarks.cases.tools.session import scratch, session
+from benchmarks.cases.tools.span_load import emit
 from benchmarks.harness.row import Contender, Round, Row, Sample, Tool
 from benchmarks.harness.scale import Scale
 

@@ -145,10 +145,16 @@ def main() -> None:
     parser.add_argument("--every", type=float, default=1.0, help="seconds between two summaries (default: %(default)s)")
     parser.add_argument("--steps", type=int, default=1, help="in each summary (default: %(default)s)")
     parser.add_argument("--frames", type=int, default=8, help="with each summary (default: %(default)s)")
-    given = parser.parse_args()
+    options = parser.parse_args()
     asyncio.run(
         run(
-            given.url, given.team, given.ranks, given.seconds, every=given.every, steps=given.steps, frames=given.frames
+            options.url,
+            options.team,
+            options.ranks,
+            options.seconds,
+            every=options.every,
+            steps=options.steps,
+            frames=options.frames,
         )
     )
 

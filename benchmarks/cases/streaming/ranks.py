@@ -23,7 +23,7 @@ import msgspec
 import numpy as np
 import uvloop
 
-from benchmarks.cases.streaming import shown
+from benchmarks.cases.streaming import display_delay
 from benchmarks.cases.streaming.collecting import Collecting, collecting, payload
 from benchmarks.cases.tools.session import scratch
 
@@ -80,13 +80,15 @@ def run(ranks: int, rate: int, seconds: float, *, browser: str | None = None) ->
     load = os.getloadavg()[0]
     with scratch() as directory, collecting(directory, "--max-streams", str(max(ranks, 4096))) as collector:
         url = collector.url.replace("ws", "http", 1)
-        with shown.listening(url) as told:
-            page = None if browser is None else shown.Page(url, browser)
+        with display_delay.listening(url) as shown:
+            page = None if browser is None else display_delay.Page(url, browser)
             before = collector.processor_seconds()
-            result, sent = uvloop.run(_stream(collector, ranks, seconds, prepared, before, load, told))
+            result, sent = uvloop.run(_stream(collector, ranks, seconds, prepared, before, load, shown))
             if page is not None:
                 page.close(min(map(len, sent.values())) - 1)
-                result = msgspec.structs.replace(result, page_delay=_delay(shown.delays(sent, page.shown, whole=False)))
+                result = msgspec.structs.replace(
+                    result, page_delay=_delay(display_delay.delays(sent, page.shown, whole=False))
+                )
             return result
 
 
@@ -97,7 +99,7 @@ async def _stream(
     prepared: tuple[int, int, bytes],
     before: float,
     load: float,
-    told: shown.Shown,
+    shown: display_delay.Shown,
 ) -> tuple[Result, dict[str, list[float]]]:
     made = [_Rank(number, ranks, collector.url, prepared) for number in range(ranks)]
     start = time.monotonic()
@@ -106,10 +108,10 @@ async def _stream(
             group.create_task(rank.stream(seconds))
     lasted = time.monotonic() - start
     sent = {f"ranks-{number}of{ranks}": rank.steps_at for number, rank in enumerate(made)}
-    while time.monotonic() < start + lasted + shown.PATIENCE and not shown.complete(sent, told):  # noqa: ASYNC110
+    while time.monotonic() < start + lasted + display_delay.PATIENCE and not display_delay.complete(sent, shown):  # noqa: ASYNC110
         await asyncio.sleep(0.05)
     missing = await asyncio.to_thread(_missing, collector.directory, made, prepared)
-    if not shown.complete(sent, told):
+    if not display_delay.complete(sent, shown):
         raise RuntimeError("live events did not tell of all steps")
     result = Result(
         ranks=ranks,
@@ -121,7 +123,7 @@ async def _stream(
         collector_seconds=collector.processor_seconds() - before,
         collector_peak_bytes=collector.peak_bytes(),
         load_before=load,
-        events_delay=_delay(shown.delays(sent, told, whole=True)),
+        events_delay=_delay(display_delay.delays(sent, shown, whole=True)),
     )
     return result, sent
 
@@ -260,11 +262,11 @@ def main() -> int:
     parser.add_argument("--rate", type=int, default=1000, help="events a second and rank")
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--page", action="store_true", help="look at the page in Chromium meanwhile")
-    given = parser.parse_args()
-    browser = shown.browser() if given.page else None
-    if given.page and browser is None:
+    options = parser.parse_args()
+    browser = display_delay.browser() if options.page else None
+    if options.page and browser is None:
         parser.error("--page needs Chromium and playwright")
-    result = run(given.ranks, given.rate, given.seconds, browser=browser)
+    result = run(options.ranks, options.rate, options.seconds, browser=browser)
     print(msgspec.json.format(msgspec.json.encode(result), indent=2).decode())
     return int(result.missing != 0 or result.written != result.sent)
 

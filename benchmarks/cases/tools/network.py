@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmarks.cases.tools.emission import Span
+from benchmarks.cases.tools.span_load import Span
 from benchmarks.harness.peers import peer
 
 LAYERS = 48

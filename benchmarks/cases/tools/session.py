@@ -56,5 +56,5 @@ class Accounts:
         statistics = self._profiler.statistics()
         if statistics.recorder is None or statistics.pipeline is None:
             return 0, 0
-        queues = sum(sum(outlet.ledger.dropped.values()) for outlet in statistics.pipeline.exporters)
+        queues = sum(sum(output.ledger.dropped.values()) for output in statistics.pipeline.exporters)
         return statistics.recorder.produced, statistics.recorder.dropped + queues

@@ -1,4 +1,4 @@
-"""Front doors for users of other profilers, beside what they take the place of."""
+"""Front doors for users of other profilers, and the profilers that they replace."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 from benchmarks.cases.steps.window_end import milliseconds
 from benchmarks.cases.tools import loops
-from benchmarks.cases.tools.additions import additions, live_operators
 from benchmarks.cases.tools.session import scratch
+from benchmarks.cases.tools.small_operators import additions, live_operators
 from benchmarks.cases.tools.timing import per_turn
 from benchmarks.harness.peers import peer, torch_profile
 from benchmarks.harness.row import Contender, Round, Row, Sample, Tool

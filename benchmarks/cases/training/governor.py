@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from benchmarks.cases.tools.additions import additions, live_operators
 from benchmarks.cases.tools.network import Network
 from benchmarks.cases.tools.session import session
+from benchmarks.cases.tools.small_operators import additions, live_operators
 from benchmarks.harness.row import Contender, Probe, Round, Row, Sample, Tool
 from benchmarks.harness.scale import Scale
 
@@ -22,14 +22,14 @@ SETTLING = 8.0
 """Seconds of load at full scale before anything is measured: the governor has found its level by then."""
 
 HALF = 0.5
-"""Seconds of each half of an alternation, after `TURNING`, in which a window opens or closes."""
+"""Seconds of each half of a comparison, after `TURNING`, in which a window opens or closes."""
 TURNING = 0.2
 
 Step = Callable[[], object]
 
 
 class Load(msgspec.Struct, frozen=True):
-    """One step, and what records beside its spans."""
+    """One step, and other sources than its spans."""
 
     step: Step
     backends: tuple[Any, ...] = ()
@@ -75,7 +75,7 @@ def _mean_step(step: Step, profiler: Profiler, seconds: float) -> float:
 
 
 def _cost(profiler: Profiler) -> tuple[int, int, int]:
-    """ns that recording has taken by the runtime's own measure, that were recorded, and that were with lowered detail."""
+    """ns that recording cost by the runtime's own measure, that were recorded, and that were with lowered detail."""
     pipeline = profiler.statistics().pipeline
     assert pipeline is not None
     overhead = pipeline.overhead

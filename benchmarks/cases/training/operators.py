@@ -7,8 +7,8 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
 
-from benchmarks.cases.tools.additions import additions, live_operators
 from benchmarks.cases.tools.session import Accounts, session
+from benchmarks.cases.tools.small_operators import additions, live_operators
 from benchmarks.cases.tools.timing import Loop, took
 from benchmarks.harness.peers import peer, torch_profile
 from benchmarks.harness.row import Contender, Round, Row, Sample, Tool

@@ -7,10 +7,10 @@ from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any
 
-from benchmarks.cases.tools.alternation import Alternation
-from benchmarks.cases.tools.emission import Span
 from benchmarks.cases.tools.network import Network
+from benchmarks.cases.tools.paired_comparison import PairedComparison
 from benchmarks.cases.tools.session import Accounts, scratch
+from benchmarks.cases.tools.span_load import Span
 from benchmarks.harness.peers import opentelemetry_provider, peer, torch_profile, viztracer
 from benchmarks.harness.row import Contender, Probe, Round, Row, Sample, Tool
 from benchmarks.harness.scale import Scale
@@ -45,10 +45,10 @@ def _stepscope(scale: Scale) -> Generator[Round]:
                 yield step
                 lost.append(accounts.facts()["dropped"])
 
-    alternation = Alternation(scale.steps, partial(_bare, network), traced)
+    comparison = PairedComparison(scale.steps, partial(_bare, network), traced)
 
     def once() -> Sample:
-        sample = alternation()
+        sample = comparison()
         return Sample(sample.value, sample.baseline, {**sample.facts, "dropped": lost[-1]})
 
     yield once
@@ -71,7 +71,7 @@ def _peer(traced_with: Callable[[], tuple[AbstractContextManager[Any], Span, Cal
             with context:
                 yield step
 
-        yield Alternation(scale.steps, partial(_bare, network), traced)
+        yield PairedComparison(scale.steps, partial(_bare, network), traced)
 
     return probe
 

@@ -1,4 +1,4 @@
-"""Runs that are not as they should be: what can be said is said, and what was left out; the rest is refused with a reason.
+"""Runs that are not as they should be: all that is known is reported, and what was left out; the rest is refused with a reason.
 
 Names with markup, one step and runs that are not there are in `test_explain.py`, traces of torch.profiler in `test_torch_traces.py`.
 """
@@ -89,7 +89,7 @@ def count_of(answer: Answer, rank: int = 0) -> int:
 
 
 def test_a_process_that_records(tmp_path: Path) -> None:
-    """While it runs, and when it was killed: what is on the disk is explained, and that it did not end is said."""
+    """While it runs, and when it was killed: the part on the disk is explained, and the missing end is reported."""
     program = """
         import sys, time
         import stepscope as sc
@@ -133,13 +133,13 @@ def test_a_cut_journal(tmp_path: Path) -> None:
     whole = write(tmp_path / "whole", *np.array_split(steps_of(60), 6))
     data = (whole / "journal").read_bytes()
     borders = frame_borders(data)
-    told: list[int] = []
+    counts: list[int] = []
     for number, end in enumerate(sorted({*borders[2:], *(border + 7 for border in borders[2:-1])})):
         cut = tmp_path / str(number)
         cut.mkdir()
         (cut / "journal").write_bytes(data[:end])
-        told.append(count_of(answered(cut)))
-    assert told == sorted(told) and told[0] == 0 and told[-1] == 60
+        counts.append(count_of(answered(cut)))
+    assert counts == sorted(counts) and counts[0] == 0 and counts[-1] == 60
     (tmp_path / "first").mkdir()
     (tmp_path / "first" / "journal").write_bytes(data[: borders[0] + 5])
     with pytest.raises(FormatError, match="no recording"):
@@ -147,7 +147,7 @@ def test_a_cut_journal(tmp_path: Path) -> None:
 
 
 def test_a_damaged_journal(tmp_path: Path) -> None:
-    """Frames that do not fit their checksum are left out, and it is said."""
+    """Frames that do not fit their checksum are left out, and the answer says so."""
     run = write(tmp_path / "run", *np.array_split(steps_of(120), 6))
     data = bytearray((run / "journal").read_bytes())
     middle = frame_borders(bytes(data))[-6] + 100
@@ -237,7 +237,7 @@ def test_spans_that_overlap(tmp_path: Path) -> None:
 
 
 def test_clocks_that_run_backwards(tmp_path: Path) -> None:
-    """Marks out of order are put in order; a step has a length; times that no clock shows are left out, and told."""
+    """Marks out of order are put in order; a step has a length; times that no clock shows are left out, and reported."""
     block = steps_of(60)
     marks = np.flatnonzero(block["kind"] == Kind.STEP)
     block["ts"][marks[30:40]] -= 50 * MS
@@ -298,7 +298,7 @@ def wild(seed: int) -> Block:
 
 
 @given(st.integers(0, 2**32), st.integers(1, 5))
-def test_whatever_is_in_a_journal(tmp_path_factory: pytest.TempPathFactory, seed: int, parts: int) -> None:
+def test_any_bytes_in_a_journal(tmp_path_factory: pytest.TempPathFactory, seed: int, parts: int) -> None:
     """It has an answer and a page."""
     directory = tmp_path_factory.mktemp("wild")
     answered(write(directory / "run", *np.array_split(wild(seed), parts), args=HEAP, ended=seed % 2 == 0))

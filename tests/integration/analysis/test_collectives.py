@@ -20,7 +20,7 @@ from stepscope.mindspore import Profiler
 from stepscope.runtime.events.record import Kind
 from tests.support import mindspore_output as output
 from tests.support.basics import missing, require
-from tests.support.messages import said
+from tests.support.messages import check_messages
 
 SIZE = 3_000_000
 
@@ -54,8 +54,8 @@ def test_waiting_and_bandwidth_of_ranks(tmp_path: Path) -> None:
     )
     for ranks in (first, second):
         assert ranks["barrier"].wait_ns is None and ranks["barrier"].bytes is None, "ranks call it differently often"
-    said = " ".join(str(answer).split())
-    assert "Collectives " in said and " a step in all_reduce (1 call), of that " in said
+    text = " ".join(str(answer).split())
+    assert "Collectives " in text and " a step in all_reduce (1 call), of that " in text
     page = report_html(tmp_path)
     assert "Waiting for ranks" in page and "not known" in page
 
@@ -222,7 +222,7 @@ def test_waiting_that_is_not_known(damaged: bool, tmp_path: Path, monkeypatch: p
         record_windows(tmp_path, 2, 0.001, 1, monkeypatch, 3)
     analysis = Profiler.offline_analyse(tmp_path, data_simplification=False)
     (note,) = analysis.notes
-    said(note, *(("3", "rank 2") if damaged else ("step 0",)))
+    check_messages(note, *(("3", "rank 2") if damaged else ("step 0",)))
     assert note in str(analysis)
     assert waits_below(tmp_path) == [None] * (2 if damaged else 4)
 

@@ -13,7 +13,7 @@ from tests.support.torch_trace import kernel, loop, rows, save, span
 
 
 def record(directory: Path, devices: list[SimulatedDevice], steps: int = 30) -> Path:
-    """A run of steps of 10 ms in an operator, beside these devices."""
+    """A run of steps of 10 ms in an operator, and these devices."""
     with sc.trace(output_dir=directory, backends=devices) as profiler:
         for _ in range(steps):
             with sc.span("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"):
@@ -29,7 +29,7 @@ def findings(path: Path) -> dict[str, Finding]:
 
 
 def test_devices_that_are_busy(tmp_path: Path) -> None:
-    """Several, whose gaps hardly ever coincide: any of them is busy nearly all the time. Each is said by itself."""
+    """Several, whose gaps hardly ever coincide: any of them is busy nearly all the time. Each is reported by itself."""
     devices = [
         SimulatedDevice(streams=2, kernels_per_second=700 + 210 * number, device=number, name=f"device {number}")
         for number in range(6)
@@ -41,7 +41,7 @@ def test_devices_that_are_busy(tmp_path: Path) -> None:
 
 
 def test_communication_that_nothing_hides(tmp_path: Path) -> None:
-    """What overlaps computation does not count."""
+    """Communication that overlaps computation does not count."""
     found = findings(save(tmp_path / "a.json", [*rows(), *loop(collective=300, kernel_us=500)]))
     assert (
         found["communication-exposed"].cost_ns == 300_000 and 0.29 < (found["communication-exposed"].cost or 0) < 0.31
@@ -52,14 +52,14 @@ def test_communication_that_nothing_hides(tmp_path: Path) -> None:
 
 
 def copying(pinned: bool, copy_us: float = 400.0) -> list[dict[str, object]]:
-    """Steps that begin with a copy to the device, beside which half of the kernel runs if the memory is pinned."""
+    """Steps that begin with a copy to the device, during which half of the kernel runs if the memory is pinned."""
     events = loop()
     name = f"Memcpy HtoD ({'Pinned' if pinned else 'Pageable'} -> Device)"
     return [*events, *(kernel(name, 1_000.0 * n + 400, copy_us, category="gpu_memcpy") for n in range(30))]
 
 
 def test_copies_that_nothing_hides(tmp_path: Path) -> None:
-    """What to do depends on the memory; copies beside a kernel cost nothing."""
+    """The advice depends on the memory; copies during a kernel cost nothing."""
     for pinned, word in ((True, "stream of its own"), (False, "pin_memory")):
         found = findings(save(tmp_path / f"{pinned}.json", [*rows(), *copying(pinned)]))["copies-exposed"]
         assert found.cost_ns == 400_000 and 0.39 < (found.cost or 0) < 0.41
@@ -85,7 +85,7 @@ def test_an_optimizer_that_launches_for_each_parameter(tmp_path: Path) -> None:
 
 
 def test_no_rank_speaks_for_all(tmp_path: Path) -> None:
-    """The one in the middle does; the others are said beside it."""
+    """The one in the middle does; the others are named next to it."""
     for rank, kernel_us in enumerate((50, 800, 810)):
         save(tmp_path / f"rank{rank}.json", [*rows(), *loop(kernel_us=kernel_us)])
     assert "device-idle" not in findings(tmp_path)

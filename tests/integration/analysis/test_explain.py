@@ -31,7 +31,7 @@ from stepscope.runtime.windows.step_facts import Phase
 from stepscope.runtime.windows.step_parts import columns_of
 from tests.support.basics import require
 from tests.support.commands import python, stepscope
-from tests.support.crashes import Crash
+from tests.support.killed_programs import Crash
 
 LOADER = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
 
@@ -101,8 +101,8 @@ def test_data_of_a_loader_of_the_programs_own(tmp_path: Path) -> None:
             time.sleep(0.004)
         span("work", 0.001)
 
-    said = str(explain(record(tmp_path / "run", step)))
-    assert "load takes" in said and "cheaper" in said and "DataLoader" not in said, said
+    text = str(explain(record(tmp_path / "run", step)))
+    assert "load takes" in text and "cheaper" in text and "DataLoader" not in text, text
 
 
 @pytest.mark.checklist("D13")
@@ -132,11 +132,11 @@ def test_the_numbers_of_a_pipeline(tmp_path: Path) -> None:
     assert (map_.filled, map_.empty, generator.filled, generator.used_per_worker) == (12.5, 0, 100, None)
     assert (pipeline.advice[0].kind, pipeline.advice[0].operator) == ("slower", "Map(id=1)")
     text = stepscope("explain", str(run), cwd=tmp_path).stdout
-    said = " ".join(text.split())
-    assert "Data pipeline of MindSpore; the loop waited 3.00ms for a batch on average" in said
-    assert "the processors are 87% busy; the slowest operator is Map(id=1)" in said
-    assert f"{pipeline.advice[0].text}. Try num_parallel" in said
-    assert "Map(id=1) 3 20% 2.0 of 16 12% 0%" in said and "Generator(id=2) 1 – 16.0 of 16 100% 0%" in said
+    message = " ".join(text.split())
+    assert "Data pipeline of MindSpore; the loop waited 3.00ms for a batch on average" in message
+    assert "the processors are 87% busy; the slowest operator is Map(id=1)" in message
+    assert f"{pipeline.advice[0].text}. Try num_parallel" in message
+    assert "Map(id=1) 3 20% 2.0 of 16 12% 0%" in message and "Generator(id=2) 1 – 16.0 of 16 100% 0%" in message
     page = report_html(run)
     assert pipeline.advice[0].text in page and ">12 %</td>" in page
     assert "a batch for 3.00ms on average. The processors are 87 % busy" in page
@@ -144,7 +144,7 @@ def test_the_numbers_of_a_pipeline(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("ns_a_step", "known"), [(10, True), (10**9, False)])
 def test_use_of_processors_with_a_pipeline(ns_a_step: int, known: bool, tmp_path: Path) -> None:
-    """Without counters of the host, the signals say how busy the processors are. More than all of them is not said."""
+    """Without counters of the host, the signals say how busy the processors are. No more than all of them are named."""
 
     def step(number: int) -> None:
         sc.counter("batch waited for (ms)", 3.0, category="data pipeline")
@@ -201,15 +201,15 @@ def test_a_counter_that_is_no_number(tmp_path: Path) -> None:
     assert finding.steps == (25,) and "loss" in finding.title
 
 
-@pytest.mark.parametrize(("steps", "said"), [(0, "Steps are missing"), (1, "Steps are missing"), (5, "5 steps were")])
-def test_too_few_steps_are_refused(steps: int, said: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("steps", "text"), [(0, "Steps are missing"), (1, "Steps are missing"), (5, "5 steps were")])
+def test_too_few_steps_are_refused(steps: int, text: str, tmp_path: Path) -> None:
     """With the reason and what to record; the few are shown all the same."""
     with sc.trace(output_dir=tmp_path / "run") as profiler:
         for _ in range(steps):
             span("work", 0.001)
             profiler.step()
     answer = explain(tmp_path / "run")
-    assert answer.refused and said in answer.refused and not answer.findings
+    assert answer.refused and text in answer.refused and not answer.findings
 
 
 def test_there_is_nothing(tmp_path: Path) -> None:
@@ -232,15 +232,15 @@ def test_a_loop_of_python_alone_is_no_fault(tmp_path: Path) -> None:
     assert answer.verdict.startswith("No fault that is known. 1") and not answer.findings
 
 
-@pytest.mark.parametrize(("samples", "said"), [(2, False), (12, True)])
-def test_a_few_samples_name_no_place(samples: int, said: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("samples", "reported"), [(2, False), (12, True)])
+def test_a_few_samples_name_no_place(samples: int, reported: bool, tmp_path: Path) -> None:
     """Where no fault is known."""
     recording = sc.load(record(tmp_path / "run", lambda _: time.sleep(0.001)))
     summary = RankSummary(recording.ranks[0])
     at = int(summary.judged_steps["begin"][3])
     summary.samples = [Sample(at + number, "<module> (/p/own.py:14)", "R", "") for number in range(samples)]
     verdict = judge(recording, [summary]).verdict
-    assert verdict.startswith("No fault that is known.") and ("own.py:14" in verdict) is said
+    assert verdict.startswith("No fault that is known.") and ("own.py:14" in verdict) is reported
 
 
 def first_of(directory: Path, program: str) -> Finding:
@@ -304,7 +304,7 @@ def test_a_program_that_waits_and_computes(tmp_path: Path, monkeypatch: pytest.M
         "        with sc.span('compute'): compute()\n"
         "        profiler.step()\n",
     )
-    assert first.id == "program-waits" and 0.2 < (first.cost or 0) < 0.8  # computing takes longer beside other work
+    assert first.id == "program-waits" and 0.2 < (first.cost or 0) < 0.8  # computing takes longer while other work runs
     assert 25e6 < (first.cost_ns or 0) < 40e6 and first.places[0].function == "load"
 
 
@@ -337,7 +337,7 @@ def test_a_rank_whose_steps_take_longer(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_a_rank_that_waits_for_processors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its time without communication is as long as the parts of that are, though the wait is not held against the rank; parts that
+    """Its time without communication is as long as the parts of that are, though the wait is not the rank's own; parts that
     are no share of a step have no column."""
     monkeypatch.setenv("WORLD_SIZE", "2")
 
@@ -362,7 +362,7 @@ def test_a_rank_that_waits_for_processors(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_a_callback_that_blocks_its_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No task does: it is a function that `call_later` was given."""
+    """No task does: it is a function that was passed to `call_later`."""
     monkeypatch.delenv(SIGNALS_VARIABLE)
 
     def refresh(loop: asyncio.AbstractEventLoop) -> None:
@@ -389,7 +389,7 @@ def test_a_callback_that_blocks_its_loop(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_a_run_that_was_killed(tmp_path: Path) -> None:
-    """It is said how more may be had; what was recovered is no other run than the journal that it was made of."""
+    """The answer says how to record more; what was recovered is no other run than the journal that it was made of."""
     crash = Crash(tmp_path).of(
         """
         profiler.start()
@@ -422,7 +422,7 @@ def test_why_events_were_dropped(tmp_path: Path) -> None:
     assert "91 dropped (overflow 70, inbox 20)" in explain(recording).trust
 
 
-def test_what_a_source_did_not_record_is_in_the_line_on_trust(tmp_path: Path) -> None:
+def test_missing_time_of_a_source_is_in_the_line_on_trust(tmp_path: Path) -> None:
     """And in what programs read; of several processes the sum."""
     recording = sc.load(record(tmp_path / "run", lambda _: span("work", 0.001), 3))
     (rank,) = recording.ranks
@@ -486,7 +486,7 @@ def test_steps_as_a_table(tmp_path: Path) -> None:
 
 
 def test_why_a_saved_step_was_slow(tmp_path: Path) -> None:
-    """What a flight recorder found, and which part took longer than usual; not where nothing took longer. The report has it, too."""
+    """The trigger of a flight recorder, and the part that took longer than usual, where one did. The report has it, too."""
     recorder = sc.FlightRecorder(steps=8, triggers=(SlowStep(),))
     with sc.trace(output_dir=tmp_path / "run", keep_last=recorder) as profiler:
         for number in range(50):

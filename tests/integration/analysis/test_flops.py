@@ -52,15 +52,15 @@ def test_operators_have_what_torch_counts(tmp_path: Path) -> None:
     """Forward and backward, of products, convolutions and attention: as torch.utils.flop_counter has it, for the same program."""
     torch = require("torch")
     counter = require("torch.utils.flop_counter")
-    model, given = network(torch)
+    model, inputs = network(torch)
     with counter.FlopCounterMode(display=False) as counting:
-        model(given).sum().backward()
+        model(inputs).sum().backward()
     expected: Counter[str] = Counter()
     for operator, flops in counting.get_flop_counts()["Global"].items():
         expected[f"aten::{str(operator).removeprefix('aten.').partition('.')[0]}"] += flops
     with sc.trace(backends=[sc.TorchBackend(record_shapes=True)], output_dir=tmp_path) as profiler:
         for _ in range(3):
-            model(given).sum().backward()
+            model(inputs).sum().backward()
             profiler.step()
     table = FlopsTable()
     for batch in load(tmp_path).ranks[0].batches():
@@ -81,20 +81,20 @@ def test_torchs_own_estimates(tmp_path: Path) -> None:
     """Count for operators without a formula, and no convolution counts twice."""
     torch = require("torch")
     backend = sc.TorchBackend(with_flops=True)
-    given, model = torch.ones(2, 3, 8, 8), torch.nn.Conv2d(3, 4, 3, bias=False)
+    inputs, model = torch.ones(2, 3, 8, 8), torch.nn.Conv2d(3, 4, 3, bias=False)
     with sc.trace(backends=[backend], output_dir=tmp_path), torch.no_grad():
-        model(given)
-        torch.mul(given, given)
+        model(inputs)
+        torch.mul(inputs, inputs)
     answer = explain(tmp_path)
     assert {row.name: row.flops for row in flops_of(answer).operators} == {
         "aten::convolution": 2 * 2 * 4 * 3 * 9 * 36,
-        "aten::mul": given.numel(),
+        "aten::mul": inputs.numel(),
     }
 
 
 @pytest.mark.checklist("D17")
 def test_declared_operations_and_a_peak(tmp_path: Path) -> None:
-    """What the program declares counts alone, large and small; rate and share are of the steps that are judged."""
+    """Operations that the program declares count alone, large and small; rate and share are of the steps that are judged."""
     with sc.trace(output_dir=tmp_path, metadata={"peak_flops": 1e15}) as profiler:
         for _ in range(20):
             with sc.span("forward", FLOPs=3e9):
@@ -137,8 +137,8 @@ def test_a_peak_on_the_command_line(tmp_path: Path) -> None:
             with sc.span("forward", FLOPs=5):
                 pass
             profiler.step()
-    told = json.loads(stepscope("explain", "run", "--json", "--peak-flops", "2e15", cwd=tmp_path).stdout)
-    flops = told["ranks"][0]["flops"]
+    report = json.loads(stepscope("explain", "run", "--json", "--peak-flops", "2e15", cwd=tmp_path).stdout)
+    flops = report["ranks"][0]["flops"]
     assert flops["peak"] == 2e15 and flops["a_step"] == 5
     assert stepscope("report", "run", "--peak-flops", "3e15", cwd=tmp_path).returncode == 0
     assert "declared peak of 3 PFLOP/s" in (tmp_path / "report.html").read_text(encoding="utf-8")

@@ -34,12 +34,12 @@ def allocate(torch: Any, mib: int) -> Any:
 
 def train(torch: Any, step: Any) -> None:
     """Three steps: 8 MiB stay, in the second one there are 16 more for a moment."""
-    kept: list[Any] = []
+    tensors: list[Any] = []
     for number in range(3):
         with sc.span("forward"):
             if number == 0:
                 with sc.span("embedding"):
-                    kept.append(allocate(torch, 8))
+                    tensors.append(allocate(torch, 8))
             if number == 1:
                 big = allocate(torch, 16)
                 del big
@@ -48,7 +48,7 @@ def train(torch: Any, step: Any) -> None:
 
 
 @pytest.mark.checklist("D15")
-def test_the_peak_and_who_allocated_it(tmp_path: Path) -> None:
+def test_the_peak_and_the_spans_that_allocated_it(tmp_path: Path) -> None:
     """By innermost span; what was released before the peak is not in it. The terminal and the page say it."""
     torch = require("torch")
     metadata = {"memory_capacity": {"cpu/0": 64 * MIB}}
@@ -63,10 +63,10 @@ def test_the_peak_and_who_allocated_it(tmp_path: Path) -> None:
     sizes = {tag.name: tag.bytes for tag in memory.tags}
     assert sizes["forward"] >= 16 * MIB and 8 * MIB <= sizes["embedding"] < 9 * MIB
     assert sum(sizes.values()) == memory.peak
-    said = " ".join(str(answer).split())
+    text = " ".join(str(answer).split())
     # torch may hold some more: the shares are about two thirds and one third.
     peaks = re.escape(f"Memory cpu/0 peaks at {human_bytes(memory.peak)} of 64 MiB in step 1:")
-    assert re.search(rf"{peaks} 6\d% forward, 3\d% embedding", said)
+    assert re.search(rf"{peaks} 6\d% forward, 3\d% embedding", text)
     page = report_html(tmp_path)
     assert "Allocations on cpu/0" in page and '<th scope="row">embedding</th>' in page
 
@@ -94,7 +94,7 @@ def test_files_of_mindspore(tmp_path: Path) -> None:
 
 @pytest.mark.checklist("D15")
 def test_without_allocations(tmp_path: Path) -> None:
-    """Where no backend tells of any, the peak is that of the process, and numbers of allocations are not known."""
+    """Where no backend records any, the peak is that of the process, and numbers of allocations are not known."""
     profiler = Profiler(
         output_path=tmp_path, start_profile=False, profile_memory=True, op_time=True, activities=["NPU"]
     )

@@ -62,7 +62,7 @@ def test_there_is_a_recording_of_each_program() -> None:
 
 SAID = {
     "none": ("GPU 0 computes", "Quicker kernels"),
-    "beside": ("GPU 0 computes",),
+    "second-stream": ("GPU 0 computes",),
     "slow-items": ("Text.__getitem__",),
     "norms": ("aten::item",),
     "pageable": ("Pageable -> Device", "pin_memory=True"),
@@ -79,8 +79,8 @@ def test_the_fault_on_a_device_is_found_first(fault: str) -> None:
     answer = gpu.answer(fault)
     assert [finding.id for finding in answer.findings][:1] == [gpu.WANTED[fault]] * bool(gpu.WANTED[fault]), answer
     first = answer.findings[0] if answer.findings else None
-    said = " ".join([answer.verdict, *(first.evidence if first else ()), first.action if first else ""])
-    assert all(word in said for word in SAID[fault]), said
+    text = " ".join([answer.verdict, *(first.evidence if first else ()), first.action if first else ""])
+    assert all(word in text for word in SAID[fault]), text
 
 
 @pytest.mark.parametrize(("busy", "workers"), [(60.0, True), (98.0, False)])

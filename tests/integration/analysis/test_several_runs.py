@@ -83,7 +83,7 @@ def test_a_rank_that_the_newest_run_does_not_have(tmp_path: Path, monkeypatch: p
 
 
 def test_without_a_path(tmp_path: Path) -> None:
-    """It is the newest run of the working directory; where there is none, that is said."""
+    """It is the newest run of the working directory; where there is none, that is reported."""
     done = stepscope("explain", cwd=tmp_path)
     assert done.returncode == 2 and "there is no ./stepscope_runs" in done.stderr
     record(tmp_path / "stepscope_runs" / "one", "work", 30)
@@ -194,7 +194,7 @@ def test_the_windows_that_a_flight_recorder_saved_are_listed(
 
 
 def test_of_a_collectors_directory_one_job_and_the_newest_starts_are_read(tmp_path: Path) -> None:
-    """A rank that was started again is one rank. Which job is read is said, and another one can be named."""
+    """A rank that was started again is one rank. Which job is read is reported, and another one can be named."""
     for job, starts in (("old", [0]), ("restarted", [0, 5])):
         for pid, window in enumerate(starts):
             described = rank_run(tmp_path, 0, job=job, id=f"{job} {pid}", pid=pid)

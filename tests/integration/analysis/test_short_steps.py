@@ -1,4 +1,4 @@
-"""Steps that are short, that wait for other tasks, and that are told live and afterwards."""
+"""Steps that are short, that wait for other tasks, and their findings live and afterwards."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_no_workers_where_they_would_cost_more_than_they_save(tmp_path: Path) ->
     assert "possibly" in first.gain and "workers would not help" in first.gain
 
 
-def test_what_workers_cost_is_in_what_they_gain(tmp_path: Path) -> None:
+def test_the_gain_of_workers_includes_their_cost(tmp_path: Path) -> None:
     """10 ms of 12: what is left is 2 ms of work and 1 ms of handing over."""
     first = answer(tmp_path, 12_000, 10_000, 0, 0).findings[0]
     assert first.action == MORE_WORKERS and first.certainty == "certain"
@@ -109,7 +109,7 @@ def same(profiler: Profiler, path: Path) -> None:
     assert profiler.output.pipeline is not None
     live, (rank,) = profiler.output.pipeline.tables.so_far().steps, load(path).ranks
     recorded = rank.steps.copy()
-    recorded["window"] = 0  # which one it was is not kept live
+    recorded["window"] = 0  # which one it was is not stored live
     assert live.last.tobytes() == recorded.tobytes()
     summary, (answer,) = profiler.aggregates(), explain(path).ranks
     assert summary.steps == answer.statistics and summary.steps is not None

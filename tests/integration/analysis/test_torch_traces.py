@@ -41,7 +41,7 @@ LAYOUTS: dict[str, Callable[[], bytes]] = {
 
 
 def shown(path: Path) -> str:
-    """What the terminal shows."""
+    """The text that the terminal shows."""
     text = io.StringIO()
     show(explain(path), Console(file=text, width=120, force_terminal=True, color_system=None, highlight=False))
     return text.getvalue()
@@ -85,7 +85,7 @@ def test_arguments_are_those_of_their_events(tmp_path: Path) -> None:
     assert len(rank.events()) == len(rank.events(0)) and len(rank.events(1)) == 0
 
 
-def test_what_the_host_did_meanwhile(tmp_path: Path) -> None:
+def test_activity_of_the_host_meanwhile(tmp_path: Path) -> None:
     """Each nanosecond once, the most special activity first; a thread that only waits does not count, nor do two streams twice."""
     events = [
         *rows(),
@@ -149,12 +149,12 @@ def test_a_trace_without_steps_has_device_facts(tmp_path: Path) -> None:
     assert "GPU 0 idles 79% of the time" in shown(path) and "idles 79 % of the time" in answer_html(answer)
     page = report_html(path)
     assert "GPU 0: idle 79 % of the time" in page and "No steps were recorded" in page
-    told = json.loads(stepscope("explain", "--json", path, cwd=tmp_path).stdout)
-    assert told["ranks"][0]["devices"][0]["computation_ns"] == 6_000_000
+    report = json.loads(stepscope("explain", "--json", path, cwd=tmp_path).stdout)
+    assert report["ranks"][0]["devices"][0]["computation_ns"] == 6_000_000
 
 
 def test_a_directory_of_ranks(tmp_path: Path) -> None:
-    """Ranks are told by the file, or by its name; a file for each cycle of the schedule is a window."""
+    """The file, or its name, has the rank; a file for each cycle of the schedule is a window."""
     for cycle, number in ((1_700_000_000_002, 10), (1_700_000_000_001, 0)):
         events = [*rows(), *(event | {"ts": event["ts"] + 1_000.0 * number} for event in loop(10))]
         for event in events:
@@ -174,14 +174,14 @@ def test_a_directory_of_ranks(tmp_path: Path) -> None:
     answer = explain(tmp_path)
     assert [len(rank.devices) for rank in answer.ranks] == [1, 1, 1]
     idle = answer.ranks[1].devices[0]
-    assert idle.total_ns == 4_990_000 + 9_990_000, "what lies between windows is no idling"
+    assert idle.total_ns == 4_990_000 + 9_990_000, "time between windows is no idling"
     assert "rank" in shown(tmp_path) and "ranks[0]" in html_of(recording)
     save(tmp_path / "other.json", EVENTS, distributedInfo={"rank": 0})
     assert any("same rank" in note for note in sc.load(tmp_path).notes)
 
 
 @pytest.mark.parametrize(
-    ("name", "data", "said"),
+    ("name", "data", "text"),
     [
         ("a.json", b"", "empty"),
         ("a.json", b" \n", "empty"),
@@ -198,10 +198,10 @@ def test_a_directory_of_ranks(tmp_path: Path) -> None:
         ("trace", b"\x1f\x8b", "is cut"),
     ],
 )
-def test_what_is_no_trace(name: str, data: bytes, said: str, tmp_path: Path) -> None:
+def test_files_that_are_no_traces(name: str, data: bytes, text: str, tmp_path: Path) -> None:
     """One error says what is wrong with which file."""
     (tmp_path / name).write_bytes(data)
-    with pytest.raises(FormatError, match=said) as caught:
+    with pytest.raises(FormatError, match=text) as caught:
         sc.load(tmp_path / name)
     assert name in str(caught.value)
     done = stepscope("explain", tmp_path / name, cwd=tmp_path)
@@ -283,7 +283,7 @@ def test_names_with_markup_are_shown_as_they_are(tmp_path: Path) -> None:
         st.tuples(st.floats(0, 1, exclude_max=True), st.integers(0, 80), st.binary(max_size=6)), max_size=8
     ),
 )
-def test_whatever_is_in_a_file(layout: str, changes: list[tuple[float, int, bytes]], tmp_path: Path) -> None:
+def test_any_bytes_in_a_file(layout: str, changes: list[tuple[float, int, bytes]], tmp_path: Path) -> None:
     """It is read as far as it can be, or refused."""
     data = bytearray(LAYOUTS[layout]())
     for where, removed, added in changes:

@@ -176,7 +176,7 @@ def test_the_loop_over_elements_is_named(name: str, kind: str, tmp_path: Path) -
     ("us", "operator"), [(6_000, "aten::mul_"), (6_000, "aten::_fused_adamw_"), (1_000, "aten::mul_")]
 )
 def test_an_optimizer_that_takes_most_of_the_step(us: int, operator: str, tmp_path: Path) -> None:
-    """That fewer updates may do is said, and the fused one is named if it is not used already."""
+    """The advice says that fewer updates may do, and the fused one is named if it is not used already."""
     step = [MODEL, Span("Optimizer.step#AdamW.step", us), Span(operator, 1, "cpu_op")]
     found = answer(tmp_path, lambda _: step).findings
     assert [one.id for one in found] == ["slow-optimizer"] * (us > 1_000)

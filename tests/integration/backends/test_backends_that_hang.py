@@ -111,7 +111,7 @@ def answers(profiler: sc.Profiler, run: Path) -> tuple[str, str, str]:
         ("run_soon", ValueError("mine")),
     ],
 )
-def test_what_one_that_fails_did_not_deliver_is_missing(how: str, error: BaseException, tmp_path: Path) -> None:
+def test_undelivered_events_of_one_that_fails_are_missing(how: str, error: BaseException, tmp_path: Path) -> None:
     """The report, the answer and the window agree on it."""
     backend, options = Failing(how, error), sc.Options(close_timeout=0.5 if how == "hang" else 30.0)
     with sc.trace(output_dir=tmp_path, backends=[backend], options=options) as profiler:

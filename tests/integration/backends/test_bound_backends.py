@@ -49,7 +49,7 @@ def threads_of(backend: ScriptedBackend) -> set[int]:
 
 
 def switches(backend: ScriptedBackend) -> list[tuple[str, str]]:
-    """The changes that the backend was told of."""
+    """The changes of recording that the backend got."""
     return [
         (call.before.name, call.after.name)
         for call in backend.calls
@@ -58,7 +58,7 @@ def switches(backend: ScriptedBackend) -> list[tuple[str, str]]:
 
 
 def await_switches(backend: ScriptedBackend, number: int) -> None:
-    """Waits until the backend was told of so many changes."""
+    """Waits until the backend got so many changes."""
     deadline = time.monotonic() + 60
     while len(switches(backend)) < number:
         assert time.monotonic() < deadline, backend.calls
@@ -66,7 +66,7 @@ def await_switches(backend: ScriptedBackend, number: int) -> None:
 
 
 def errors_of(profiler: sc.Profiler) -> str:
-    """What was kept, as text."""
+    """The stored errors, as text."""
     try:
         profiler.raise_errors()
     except ExceptionGroup as group:
@@ -76,7 +76,7 @@ def errors_of(profiler: sc.Profiler) -> str:
 
 @contextmanager
 def elsewhere(work: Callable[[], object]) -> Generator[None]:
-    """Runs some work on a thread beside the body, and raises what it raised."""
+    """Runs some work on a thread during the body, and raises what it raised."""
     raised: list[BaseException] = []
 
     def call() -> None:
@@ -147,7 +147,7 @@ def test_the_bound_thread_ends_what_another_one_has_stopped(
 
 
 def test_closing_keeps_its_deadline_if_the_bound_thread_never_steps_again(output_dir: Path) -> None:
-    """What the backend was not told of is in the errors and the diagnostics, with the thread's name."""
+    """The errors and the diagnostics name the missing call of the backend, and the thread."""
     backend = bound()
     profiler = sc.trace(backends=[backend], output_dir=output_dir, options=ALWAYS_LATE)
     profiler.start()
@@ -192,7 +192,7 @@ def test_a_bound_backend_that_is_slow_where_it_is_closed_moves_the_deadline(outp
     assert profiler.audit() == ()
 
 
-def test_what_was_recorded_is_delivered_while_a_bound_backend_blocks_closing(output_dir: Path) -> None:
+def test_recorded_events_are_delivered_while_a_bound_backend_blocks_closing(output_dir: Path) -> None:
     """The window waits `Options.linger` for it; only the end of the outputs waits for longer."""
     backend, memory = Blocking(), sc.exporters.MemoryExporter()
     profiler = sc.trace(backends=[backend], exporters=[memory], output_dir=output_dir, options=ALWAYS_LATE)
@@ -226,7 +226,7 @@ def test_a_bound_thread_that_has_ended_is_named(call: str, output_dir: Path, cap
 
 
 def test_a_recording_between_two_steps_is_reported_as_missed(output_dir: Path) -> None:
-    """It began and ended elsewhere while its thread did not step: the backend is never told, and the report says so."""
+    """It began and ended elsewhere while its thread did not step: the backend is never called, and the report says so."""
     backend = bound()
     profiler = sc.trace(backends=[backend], output_dir=output_dir, options=ALWAYS_LATE)
     profiler.start()

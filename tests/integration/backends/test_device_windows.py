@@ -58,7 +58,7 @@ def test_late_events_are_in_the_window_of_their_time(output_dir: Path) -> None:
     assert "error <=" in str(profiler.report())
 
 
-def test_what_the_device_loses_is_in_the_ledger(output_dir: Path) -> None:
+def test_losses_of_the_device_are_in_the_ledger(output_dir: Path) -> None:
     """Produced = accepted + dropped, with the device's own count."""
     device = SimulatedDevice(kernels_per_second=50_000, flush_delay=0.02, drop=0.3, seed=3)
     with sc.trace(backends=[device], output_dir=output_dir) as profiler:

@@ -78,7 +78,7 @@ def values(memory: sc.exporters.MemoryExporter) -> dict[str, list[float]]:
 
 
 @pytest.mark.checklist("C9")
-def test_what_the_process_does_is_in_the_counters(output_dir: Path) -> None:
+def test_counters_show_the_work_of_the_process(output_dir: Path) -> None:
     """It uses a processor, and writes to the disk if its directory is on one."""
     file = output_dir.with_suffix(".bin")
 
@@ -170,12 +170,12 @@ MACHINE = {
 
 
 def readings(root: Path, *parts: str) -> dict[str, float]:
-    """What is read of a machine whose files these are."""
+    """The counters of a machine that has these files."""
     found = HostReadings(root)
     return {reading.name: reading.value for part in parts for reading in getattr(found, part)()}
 
 
-def test_what_the_system_reports(tmp_path: Path) -> None:
+def test_totals_of_the_system(tmp_path: Path) -> None:
     """Nothing is counted twice: parts of disks, disks made of disks, interfaces made of cards."""
     write(tmp_path, MACHINE)
     found = readings(tmp_path, "cpu", "memory", "disk", "network")
@@ -222,8 +222,8 @@ def test_limits_of_groups(tmp_path: Path, files: dict[str, str]) -> None:
     assert (found["cgroup memory"], found["cgroup memory %"]) == (500, 50)
 
 
-def test_what_cannot_be_read_is_noted(tmp_path: Path, output_dir: Path) -> None:
-    """The other parts are recorded; if there are none, the profiler is told why."""
+def test_unreadable_counters_are_noted(tmp_path: Path, output_dir: Path) -> None:
+    """The other parts are recorded; if there are none, the error says why."""
     write(tmp_path, {name: text for name, text in MACHINE.items() if name != "proc/diskstats"})
     backend = sc.backends.HostBackend(["disk", "memory"], 0.005, root=tmp_path)
     assert "host memory used" in record(backend, lambda: time.sleep(0.01), bool, output_dir)

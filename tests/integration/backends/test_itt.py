@@ -21,8 +21,8 @@ from stepscope.runtime.events import strings
 from stepscope.runtime.events.record import Kind
 from stepscope.runtime.schedule.detail import EVERYTHING
 from tests.support.basics import ROOT, missing
+from tests.support.block_contents import texts
 from tests.support.operators import ARMED, environment, record, torch
-from tests.support.readings import texts
 
 pytestmark = pytest.mark.needs("torch")
 
@@ -96,7 +96,7 @@ def test_ranges_and_spans_nest_in_one_another(tmp_path: Path, tree: Tree) -> Non
 @quick
 @given(actions=st.lists(st.sampled_from(["push", "push", "pop", "pop", "on", "off"]), max_size=40))
 def test_any_order_of_begins_ends_and_switches_is_survived(tmp_path: Path, actions: list[str]) -> None:
-    """What is recorded is exactly the ranges that began while recording and ended, however the calls come."""
+    """The recording has exactly the ranges that began while recording and ended, however the calls come."""
     expected: list[str] = []
 
     def work(profiler: sc.Profiler) -> None:
@@ -140,14 +140,14 @@ def test_any_order_of_begins_ends_and_switches_is_survived(tmp_path: Path, actio
     ],
 )
 def test_names_decide_categories(tmp_path: Path, name: str, category: str) -> None:
-    """Operators and nodes of autograd are told from regions as torch.profiler tells them."""
+    """Operators and nodes of autograd are distinguished from regions as torch.profiler does it."""
     events = record(tmp_path, lambda _: range_of(name)).events(kind=Kind.SPAN)
     event = events[[text == name for text in texts(events)]]
     assert texts(event, "category") == [category]
 
 
 def test_deep_nesting_is_bounded(tmp_path: Path) -> None:
-    """Ranges deeper than can be kept are left out, and those around them are whole."""
+    """Ranges deeper than can be stored are left out, and those around them are whole."""
 
     def work(_: sc.Profiler) -> None:
         for level in range(700):
@@ -205,7 +205,7 @@ def test_a_forked_child_records_nothing_and_lives(tmp_path: Path) -> None:
     def work(_: sc.Profiler) -> None:
         push("aten::around")
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of forks beside threads
+            warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of forks of a process with threads
             child = os.fork()
         if child == 0:
             range_of("aten::child")

@@ -16,7 +16,7 @@ from stepscope.runtime.events import strings, tracks
 from stepscope.runtime.events.clock import ClockAnchor
 from stepscope.runtime.events.record import Kind
 from tests.support.basics import ROOT
-from tests.support.readings import decoded
+from tests.support.block_contents import decoded
 
 pytestmark = pytest.mark.needs("torch")
 
@@ -59,7 +59,7 @@ def runs_of_torch(export: dict[str, Any]) -> Counter[Run]:
 
 
 async def test_each_run_of_the_device_is_delivered_once(export: dict[str, Any]) -> None:
-    """Those that ended after the window did are said to be launched before; the host's events after it are not."""
+    """Those that ended after the window did are reported as launched before; the host's events after it are not."""
     base = export["baseTimeNanoseconds"]
     host = [event for event in export["traceEvents"] if event["ph"] == "X" and event.get("cat") == "cpu_op"]
     until = base + round(max(event["ts"] for event in host) * 1000)
@@ -79,7 +79,7 @@ async def test_each_run_of_the_device_is_delivered_once(export: dict[str, Any]) 
     ours: Counter[Run] = Counter()
     behind = 0
     for delivery in sink.deliveries:
-        for event, said in zip(delivery.events, decoded(delivery.events, delivery.args), strict=True):
+        for event, args in zip(delivery.events, decoded(delivery.events, delivery.args), strict=True):
             category = strings.text(int(event["category"]))
             ends = int(event["ts"]) + int(event["dur"])
             if delivery.launched_before is not None:
@@ -91,7 +91,7 @@ async def test_each_run_of_the_device_is_delivered_once(export: dict[str, Any]) 
                 behind += ends > until
                 name = strings.name_of(event)[:200]
                 ours[
-                    category, name, said["stream"], said["correlation"], int(event["ts"]) - base, int(event["dur"])
+                    category, name, args["stream"], args["correlation"], int(event["ts"]) - base, int(event["dur"])
                 ] += 1
     assert ours == runs_of_torch(export)
     assert behind > 900, "nearly all of the last step ran after its end"

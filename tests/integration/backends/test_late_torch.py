@@ -10,14 +10,14 @@ from stepscope.cli.programs.torch_program import LateTorch
 from stepscope.runtime.events import clock
 from stepscope.runtime.schedule.action import ProfilerAction
 from stepscope.runtime.schedule.detail import FULL, Detail
+from tests.support.block_contents import texts
 from tests.support.operators import torch
-from tests.support.readings import texts
 
 NONE, _, RECORD, _ = ProfilerAction
 
 
 def test_nothing_that_a_profiler_asks_for_is_left_out() -> None:
-    """What a profiler may call of the backend, it may call of the one that waits for torch."""
+    """The backend that waits for torch has every method that a profiler calls."""
     public = {name for name in dir(TorchBackend) if not name.startswith("_")}
     assert public - {"beyond_stream", "toggle"} <= set(dir(LateTorch))
 

@@ -72,7 +72,7 @@ def test_a_pipeline(tmp_path: Path) -> None:
 
 
 def test_use_of_processors(tmp_path: Path) -> None:
-    """The file has percent of one processor; what an operator uses in the system is recorded beside all that it uses."""
+    """The file has percent of one processor; what an operator uses in the system is recorded as well as all that it uses."""
     block, _ = events_of(write(tmp_path), AT_MS * 1_000_000, (AT_MS + 9000) * 1_000_000)
     found: dict[str, list[float]] = {}
     for event in block:

@@ -1,4 +1,4 @@
-"""What MindSpore's own profiler writes, read into events: names, times, rows, shapes and memory."""
+"""Files of MindSpore's own profiler, read into events: names, times, rows, shapes and memory."""
 
 from __future__ import annotations
 
@@ -122,8 +122,8 @@ def test_memory_of_the_pool(tmp_path: Path) -> None:
     ]
 
 
-def test_what_cannot_be_read_is_counted(tmp_path: Path) -> None:
-    """Runs that are cut or no numbers are lost, and counted; the others are kept."""
+def test_unreadable_runs_are_counted(tmp_path: Path) -> None:
+    """Runs that are cut or no numbers are lost, and counted; the others are recorded."""
     directory = write(
         tmp_path, op_execute_timestamp=f"Add;HostCpuOps;{BEGIN + 1},0.1,0 {BEGIN},x,0 12 {BEGIN + 3},-1,0"
     )
@@ -152,7 +152,7 @@ def test_clocks() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 60), st.integers(0, 30)), max_size=40))
 def test_rows_never_overlap(runs: list[tuple[int, int]]) -> None:
-    """Whatever runs at once: on one row, two either follow each other or nest."""
+    """Two events on one row follow each other or nest, for any times."""
     with tempfile.TemporaryDirectory() as name:
         text = " ".join(f"{BEGIN + begin * 1000},{length / 1000},0" for begin, length in runs)
         directory = write(Path(name), op_execute_timestamp=f"Add;HostCpuOps;{text}\n")

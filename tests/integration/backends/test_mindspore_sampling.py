@@ -33,7 +33,7 @@ def test_contract(case: Case, check: Callable[[Case], None]) -> None:
 
 @pytest.mark.checklist("C5", "B10")
 def test_memory_follows_the_process(output_dir: Path) -> None:
-    """What the program allocates and touches is seen, in bytes."""
+    """Memory that the program allocates and touches is measured, in bytes."""
     memory = sc.exporters.MemoryExporter()
     options = sc.Options(journal=False)
     backend = ProcessMemoryBackend(0.002)
@@ -73,8 +73,8 @@ def inner(go: threading.Event) -> None:
 
 
 @pytest.mark.checklist("A8", "C14")
-def test_stacks_show_who_runs(output_dir: Path) -> None:
-    """Functions that last are spans, each within its caller, on a row beside their thread; stepscope's own are none."""
+def test_stacks_show_the_running_functions(output_dir: Path) -> None:
+    """Functions that last are spans, each within its caller, on a row next to their thread's; stepscope's own are none."""
     memory = sc.exporters.MemoryExporter()
     options = sc.Options(journal=False)
     backend, go = PythonStacksBackend(0.002), threading.Event()

@@ -61,7 +61,7 @@ def due(playback: Playback, now: int) -> tuple[Block, int | None]:
 
 
 def nothing(answer: tuple[Block, int | None]) -> bool:
-    """Whether neither events nor a watermark were given."""
+    """Whether neither events nor a watermark were delivered."""
     return len(answer[0]) == 0 and answer[1] is None
 
 
@@ -70,7 +70,7 @@ def times_of(events: Block) -> list[tuple[int, int]]:
     return list(zip(events["ts"].tolist(), events["dur"].tolist(), strict=True))
 
 
-def test_what_is_not_recorded_is_skipped_and_cut() -> None:
+def test_times_without_recording_are_skipped_and_cut() -> None:
     """Recording that ends gives the parts up to there; recording that begins again, the parts from there."""
     playback = Playback(in_memory([(0, 1000), (100, 50), (400, 50), (700, 50)]), 1.0, False)
     playback.begin(0)
@@ -95,7 +95,7 @@ def test_what_is_not_recorded_is_skipped_and_cut() -> None:
 def test_watermarks_are_honest_and_nothing_is_lost(
     times: list[tuple[int, int]], acts: list[tuple[int, str]], speed: float
 ) -> None:
-    """Whatever is recorded when: no event begins before a watermark, lies outside what was recorded, or comes twice."""
+    """For any schedule: no event begins before a watermark, lies between windows, or comes twice."""
     playback = Playback(in_memory(times), speed, False)
     now, promised, recording = 10_000, 0, False
     recorded: list[tuple[int, int]] = []
@@ -135,7 +135,7 @@ def test_watermarks_are_honest_and_nothing_is_lost(
 
 
 def test_infinite_speed_waits_while_nothing_is_recorded() -> None:
-    """What was not given when a window ended starts with the next one."""
+    """Events that were due after the end of a window start with the next one."""
     count = 40_000
     playback = Playback(in_memory([(index * 10, 5) for index in range(count)]), math.inf, False)
     playback.begin(0)
@@ -213,7 +213,7 @@ def test_one_window_can_be_chosen(tmp_path: Path) -> None:
     assert [strings.text(int(name)) for name in recording.events["name"]] == ["w1"]
 
 
-def test_what_cannot_be_played_is_refused(tmp_path: Path) -> None:
+def test_unplayable_recordings_are_refused(tmp_path: Path) -> None:
     """A missing file, another file, a bad speed and a recording larger than allowed are named."""
     with refused(ValueError, "speed", "0"):
         ReplayBackend(tmp_path / "journal", speed=0)

@@ -26,7 +26,7 @@ MS = 10**6
 
 
 class ManualClock:
-    """A clock that moves only when told to."""
+    """A clock that moves only by a call."""
 
     def __init__(self, at: int = 10**15) -> None:
         self.at = at
@@ -92,7 +92,7 @@ def test_the_same_seed_gives_the_same_deliveries() -> None:
     st.integers(1, 5),
     st.sampled_from([500, 20_000, 150_000]),
 )
-def test_what_happens_does_not_depend_on_who_looks_when(waits: list[int], streams: int, rate: float) -> None:
+def test_deliveries_do_not_depend_on_the_times_of_polling(waits: list[int], streams: int, rate: float) -> None:
     """However irregularly the loop comes by, the same kernels are delivered, each exactly once."""
 
     def run(every: list[int]) -> Block:
@@ -212,7 +212,7 @@ def test_a_device_has_one_profiler_at_a_time() -> None:
 
 
 async def test_aclose_does_not_wait_for_late_buffers() -> None:
-    """What would arrive minutes later is delivered at once when the run ends."""
+    """Buffers that would arrive minutes later are delivered at once when the run ends."""
     clock, sink = ManualClock(), CollectingSink()
     device = SimulatedDevice(flush_delay=600, kernels_per_second=100_000, clock=clock)
     device.open(sink)
@@ -224,7 +224,7 @@ async def test_aclose_does_not_wait_for_late_buffers() -> None:
     assert sink.passed == clock.at
 
 
-async def test_what_a_deadline_cuts_off_is_reported_lost() -> None:
+async def test_events_after_a_deadline_are_reported_lost() -> None:
     """The account balances even when closing was cancelled half way."""
     clock, sink = ManualClock(), CollectingSink()
     device = SimulatedDevice(flush_delay=600, kernels_per_second=1_000_000, clock=clock)

@@ -25,8 +25,8 @@ from stepscope.runtime.events.record import Kind
 from stepscope.runtime.schedule.action import ProfilerAction
 from stepscope.runtime.schedule.schedule import schedule
 from tests.support.basics import ROOT
+from tests.support.block_contents import decoded, texts
 from tests.support.operators import record, torch, train
-from tests.support.readings import decoded, texts
 
 pytestmark = pytest.mark.needs("torch")
 
@@ -64,7 +64,7 @@ def finished(result: Any, until: int, anchor: ClockAnchor) -> FinishedTrace:
 
 
 def rows_of(sink: CollectingSink) -> Counter[Row]:
-    """What was delivered, in the terms of kineto's file."""
+    """The delivered events, in the terms of kineto's file."""
     phases = {Kind.SPAN: "X", Kind.MEMORY: "i", Kind.INSTANT: "i", Kind.FLOW_START: "s", Kind.FLOW_END: "f"}
     return Counter(
         (
@@ -81,7 +81,7 @@ def rows_of(sink: CollectingSink) -> Counter[Row]:
 
 
 def rows_of_export(path: Path, mapping: ClockMapping) -> Counter[Row]:
-    """What torch's own export holds, read by the standard library."""
+    """The events of torch's own export, read by the standard library."""
     trace = json.loads(path.read_text())
     return Counter(
         (
@@ -181,7 +181,7 @@ def test_shapes_and_memory_arrive_with_their_operators(tmp_path: Path) -> None:
     found = {name: args for name, args in zip(memory.names(), memory.arguments(), strict=True) if args}
     assert found["aten::mm"]["Input Dims"] == [[3, 5], [5, 7]]
     allocations = memory.events(kind=Kind.MEMORY)
-    # What is left of other tests is in the totals, too.
+    # Memory that other tests have not freed is in the totals, too.
     assert allocations["value"].max() - allocations["value"].min() == 4 * (15 + 35 + 21)
     spans = memory.events(kind=Kind.SPAN)
     track = {name: int(span["track"]) for name, span in zip(texts(spans), spans, strict=True)}
@@ -230,7 +230,7 @@ async def test_times_are_ours() -> None:
 @pytest.mark.parametrize("written", [0, 20])
 async def test_a_lost_trace_costs_its_window_only(written: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A result that cannot be exported costs its window only: the watermark goes on, the report says why, and events of which a
-    part of the file tells are counted, wherever a piece of it ends."""
+    part of the file has are counted, wherever a piece of it ends."""
 
     class Broken:
         def trace_start_ns(self) -> int:
@@ -365,7 +365,7 @@ def record_large(
     return profiler, memory
 
 
-def test_what_is_not_converted_in_time_is_missing(tmp_path: Path) -> None:
+def test_events_that_are_not_converted_in_time_are_missing(tmp_path: Path) -> None:
     """The time for closing is too short: windows are incomplete, and the report does not say that nothing was dropped."""
     closed = threading.Event()
 

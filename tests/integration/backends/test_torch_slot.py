@@ -1,4 +1,4 @@
-"""torch has room for one profiler in a thread, or for one that records all: the program's own goes first, and what is missing of ours is said."""
+"""torch has room for one profiler in a thread, or for one that records all: the program's own goes first; our loss is reported."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def results_of(program: Path, directory: str, before: tuple[str, ...], *cases: s
 
 
 @cache
-def told(mode: str) -> dict[str, Any]:
+def results(mode: str) -> dict[str, Any]:
     """All cases of a mode."""
     with tempfile.TemporaryDirectory() as directory:
         lines = results_of(PROGRAM, directory, (mode,), *(KINETO if mode == "kineto" else SAME))
@@ -56,10 +56,10 @@ def told(mode: str) -> dict[str, Any]:
     ],
 )
 def test_the_programs_own_profilers_go_first(mode: str, case: str, recorded: dict[str, int]) -> None:
-    """They see all that is theirs; ours has everything outside of them, and says for how long it has nothing, and why."""
-    said = told(mode)[case]
-    assert {name: said["names"].get(name, 0) for name in recorded} == recorded
-    report = said["report"]
+    """They see all that is theirs; ours has everything at other times, and says for how long it has nothing, and why."""
+    outcome = results(mode)[case]
+    assert {name: outcome["names"].get(name, 0) for name in recorded} == recorded
+    report = outcome["report"]
     assert "dropped   nothing\n" not in report and "accounts  balanced\n" not in report, report
     assert "note      torch: operators of" in report
     assert "why       window 0: incomplete: 'torch' has nothing of" in report
@@ -76,10 +76,10 @@ def test_the_programs_own_profilers_go_first(mode: str, case: str, recorded: dic
 )
 def test_kineto_is_used_on_another_thread(case: str, recorded: dict[str, int], missing: bool, tmp_path: Path) -> None:
     """A process has one recording of kineto. The program's is whole; ours is whole if it outlasts that."""
-    said = told("kineto")[case]
-    assert {name: said["names"].get(name, 0) for name in recorded} == recorded
-    assert ("missing   torch: " in said["report"]) is missing
-    assert ("dropped   nothing\n" in said["report"]) is not missing
+    outcome = results("kineto")[case]
+    assert {name: outcome["names"].get(name, 0) for name in recorded} == recorded
+    assert ("missing   torch: " in outcome["report"]) is missing
+    assert ("dropped   nothing\n" in outcome["report"]) is not missing
 
 
 @cache
@@ -112,12 +112,12 @@ MISSING = {
 @pytest.mark.parametrize("mode", ["stream", "kineto"])
 @pytest.mark.parametrize("case", MISSING)
 def test_a_profiler_of_torch_ends_while_a_region_is_open(mode: str, case: str) -> None:
-    """torch does not crash, and what is missing of ours is said."""
-    told = results_of_regions(mode)[case]
+    """torch does not crash, and missing events of ours are reported."""
+    outcome = results_of_regions(mode)[case]
     # Where torch calls the program from an operator, a recording of kineto goes on, and the program's profiler is empty.
     stands_in = mode == "kineto" and case in ("hooks", "packs")
-    assert ("began inside of an operator" in told) is (stands_in and case == "hooks"), "once in a process"
-    assert ("the program's own torch profiler was on" in told) is (MISSING[case] and not stands_in), told
+    assert ("began inside of an operator" in outcome) is (stands_in and case == "hooks"), "once in a process"
+    assert ("the program's own torch profiler was on" in outcome) is (MISSING[case] and not stands_in), outcome
 
 
 ALL_THREADS = PROGRAM.with_name("all_threads.py")
@@ -140,7 +140,7 @@ BROKEN = {
 
 @cache
 def outcomes() -> dict[str, Any]:
-    """What the profiles of each case found."""
+    """The results of the profiles of each case."""
     with tempfile.TemporaryDirectory() as directory:
         lines = results_of(ALL_THREADS, directory, (), *WHOLE.values(), *(case for case, _ in BROKEN.values()))
     return {line["case"]: line["profiles"] for line in lines}

@@ -24,9 +24,9 @@ from stepscope.runtime.events.record import Block, Flag, Kind, empty_block, join
 from stepscope.runtime.schedule.schedule import schedule
 from tests.integration.backends.test_itt import python
 from tests.support.basics import missing, require
+from tests.support.block_contents import texts
 from tests.support.messages import refused
 from tests.support.operators import ARMED, environment, record, torch, train
-from tests.support.readings import texts
 
 pytestmark = pytest.mark.needs("torch")
 
@@ -198,9 +198,9 @@ def test_without_arming_auto_falls_back_and_says_so(tmp_path: Path) -> None:
         f"with sc.trace(backends=[TorchBackend()], output_dir={str(tmp_path / 'second')!r}): pass\n"
         "print(logged.getvalue().count('which costs several times as much: operators cannot arrive live'))"
     )
-    said, refused, warnings = python(code, **environment()).splitlines()
+    text, refused, warnings = python(code, **environment()).splitlines()
     assert warnings == "1"
-    assert said.startswith("kineto True kineto mode was taken: operators cannot arrive live: torch was imported before")
+    assert text.startswith("kineto True kineto mode was taken: operators cannot arrive live: torch was imported before")
     assert "operators cannot arrive live: torch was imported before stepscope" in refused
 
 
@@ -217,7 +217,7 @@ def test_without_torch_the_reason_is_reported(tmp_path: Path) -> None:
 
 
 def test_sequence_numbers_are_had_from_this_torch() -> None:
-    """What is read in torch's memory agreed with what torch says."""
+    """The numbers that are read in torch's memory agree with those that torch reports."""
     assert enable_numbers() == ""
 
 
@@ -265,7 +265,7 @@ def test_a_node_on_another_thread_is_linked_by_its_number() -> None:
 
 
 def test_waiting_operators_are_bounded() -> None:
-    """Operators that never run backward are given up, the oldest first, and counted."""
+    """Operators that never run backward are dropped, the oldest first, and counted."""
     linker = ForwardBackwardLinker()
     rows = [("aten::mm", 1, number, number) for number in range(PENDING + 10)]
     linker.feed(spans_of(rows))

@@ -48,7 +48,7 @@ def tell(*profilers):
 
 
 def run(program: str, directory: Path) -> Any:
-    """Runs a program in a process of its own, as torch may crash, and returns what it told."""
+    """Runs a program in a process of its own, as torch may crash, and returns the values that it printed."""
     source = PREAMBLE.replace("/tmp/unused-", f"{directory}/") + textwrap.dedent(program)
     ended = run_to_end([sys.executable, "-c", source], environment=environment(), server="torch")
     assert ended.returncode == 0, (ended.returncode, ended.stderr)
@@ -110,8 +110,8 @@ def test_start_and_stop_on_a_servers_thread(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("again", ["kineto", "nothing"])
 def test_the_thread_that_started_has_ended(again: str, tmp_path: Path) -> None:
-    """Its recording is lost, which is said; the process does not crash, and the next profiler records."""
-    told = run(
+    """Its recording is lost, which is reported; the process does not crash, and the next profiler records."""
+    results = run(
         f"""
         a = new("a")
         elsewhere(lambda: (a[0].start(), add()))
@@ -126,9 +126,9 @@ def test_the_thread_that_started_has_ended(again: str, tmp_path: Path) -> None:
         """,
         tmp_path,
     )
-    assert "has ended" in told[0][2]
+    assert "has ended" in results[0][2]
     if again == "kineto":
-        assert told[1] == [1, "", ""]
+        assert results[1] == [1, "", ""]
 
 
 def test_nothing_of_a_recording_stays_where_there_was_no_time_for_it(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ from tests.support.collecting import ask, until
 from tests.support.collectors import answer, collecting, connected, send_frames
 from tests.support.messages import refused
 from tests.support.streams import STREAM, SYNC, frames, frames_header, hello
-from tests.support.windowed import START, closed, encoded, events, run_of
+from tests.support.window_streams import START, closed, encoded, events, run_of
 
 
 class Hanging:
@@ -63,7 +63,7 @@ def hanging() -> Generator[Hanging]:
 
 
 async def test_it_takes_so_many_threads_and_no_more() -> None:
-    """Whatever hangs; all is done in the end, and the threads are gone. The loop goes on meanwhile."""
+    """Calls that hang block only their own threads; all are done in the end, and the threads end. The loop goes on meanwhile."""
     few = BlockingPool(3)
     with hanging() as one:
         calls = [asyncio.create_task(few.run(one.work)) for _ in range(50)]
@@ -74,8 +74,8 @@ async def test_it_takes_so_many_threads_and_no_more() -> None:
     await poll(lambda: not any(thread.name == "stepscope disk" for thread in threading.enumerate()))
 
 
-async def test_who_asks_is_answered_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also by that it hangs; further ones at once when many wait. What is made after all is undone, what never began is not."""
+async def test_callers_are_answered_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The answer says that the call hangs; further ones come at once when many wait. A late result is undone."""
     monkeypatch.setattr(blocking_pool, "PATIENCE", 0.2)
     monkeypatch.setattr(blocking_pool, "WAITING", 2)
     asked = BlockingPool(1)
@@ -93,7 +93,7 @@ async def test_who_asks_is_answered_soon(monkeypatch: pytest.MonkeyPatch) -> Non
         assert one.undone == ["done"]
 
 
-async def test_who_is_cancelled_waits_for_what_it_has_begun() -> None:
+async def test_a_cancelled_caller_waits_for_its_work() -> None:
     """And it is undone, on a thread: a file that was opened is closed before anybody else may have it."""
     asked = BlockingPool(1)
     with hanging() as one:
@@ -109,7 +109,7 @@ async def test_who_is_cancelled_waits_for_what_it_has_begun() -> None:
         assert [thread.name for thread in undone] == ["stepscope disk"]
 
 
-async def test_what_a_thread_raises_comes_out() -> None:
+async def test_exceptions_of_a_thread_come_out() -> None:
     """However it is asked for; also that a server of files did not answer it."""
 
     def fails() -> None:
@@ -164,7 +164,7 @@ async def test_lines_that_cannot_be_written_are_reported(tmp_path: Path) -> None
 
 
 async def test_a_stream_that_is_being_deleted_is_not_opened(tmp_path: Path) -> None:
-    """The loop does not wait for the disk that deletes it: the exporter is told to come again."""
+    """The loop does not wait for the disk that deletes it: the exporter gets the status to come again."""
     store = Store(CollectorSettings(directory=tmp_path))
     hello = protocol.Hello(STREAM, SYNC, 0, run_record(run_in(tmp_path), 0))
     async with store.stream(hello, lambda: None):
@@ -218,7 +218,7 @@ async def begun(url: str) -> None:
 async def test_an_exporter_comes_again_while_its_stream_hangs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
-    """What is confirmed to it afterwards stays: no thread cuts, or writes, the file of another connection."""
+    """Frames that are confirmed to it afterwards stay: no thread cuts, or writes, the file of another connection."""
     async with collecting(tmp_path) as running:
         await begun(running.url)
         await poll(lambda: not running.collector.store.connected(STREAM))
@@ -248,10 +248,10 @@ async def test_an_exporter_comes_again_while_its_stream_hangs(
 
 
 @pytest.mark.usefixtures("impatient")
-async def test_what_was_written_counts_though_its_connection_has_ended(
+async def test_written_frames_count_though_their_connection_has_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its events, the end of its window, and what is missing before it: nobody tells of them again."""
+    """Its events, the end of its window, and what is missing before it: nobody reports them again."""
     opened = int(fmt.FrameType.WINDOW_OPENED), 0, encode_record(WindowOpened(index=0, at_ns=START))
     first = [run_of(), opened]
     second = [events(0, 6400, 0), closed(0, 0, 0)]

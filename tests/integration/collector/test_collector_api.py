@@ -1,4 +1,4 @@
-"""What a collector tells over HTTP of processes that train."""
+"""The HTTP API of a collector: the state of processes that train."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_ranks_are_shown_as_they_train(tmp_path: Path) -> None:
 
 
 def test_the_state_comes_back_after_the_collector_was_killed(tmp_path: Path) -> None:
-    """What was told before is told again, read from the files; a rank that goes on counts each event once."""
+    """The collector reads its state from the files again; a rank that goes on counts each event once."""
     with collecting(tmp_path) as collector:
         trained(collector.url, 0)
         before = collector.when(ended(0))[0]
@@ -112,15 +112,15 @@ def test_windows_and_their_tables(finished: CollectorProcess) -> None:
     ],
 )
 def test_problems(finished: CollectorProcess, path: str, status: int) -> None:
-    """What cannot be answered says why, in the form of RFC 9457."""
+    """A request that cannot be answered gets the reason, in the form of RFC 9457."""
     answer = ask(finished.url + path.replace("STREAM", finished.ranks()[0]["stream"]))
     assert (answer.status, answer.headers["content-type"]) == (status, "application/problem+json")
-    told = answer.json()
-    assert told["status"] == status and told["title"] and told["detail"]
+    problem = answer.json()
+    assert problem["status"] == status and problem["title"] and problem["detail"]
 
 
 @pytest.mark.parametrize(
-    ("query", "said"),
+    ("query", "text"),
     [
         ("limit=0", "limit must be a whole number >= 1, got str: '0'"),
         ("limit=many", "limit must be a whole number, got str: 'many'"),
@@ -128,10 +128,10 @@ def test_problems(finished: CollectorProcess, path: str, status: int) -> None:
         ("limit=1&limit=2", "limit is there twice"),
     ],
 )
-def test_wrong_parameters(finished: CollectorProcess, query: str, said: str) -> None:
+def test_wrong_parameters(finished: CollectorProcess, query: str, text: str) -> None:
     """They are named with their value."""
     answer = ask(f"{finished.url}/v1/windows?{query}")
-    assert answer.status == 400 and f"a parameter is wrong: {said}" in answer.json()["detail"]
+    assert answer.status == 400 and f"a parameter is wrong: {text}" in answer.json()["detail"]
 
 
 def test_other_methods_are_refused(finished: CollectorProcess) -> None:
@@ -153,7 +153,7 @@ def test_a_head_is_answered_as_a_get_without_a_body(finished: CollectorProcess) 
 
 @pytest.mark.parametrize("body", [b"", b"[" * 4000, b'{"path": "\xff"}', b'{"pat": "/"}'])
 def test_a_body_that_cannot_be_read(finished: CollectorProcess, body: bytes) -> None:
-    """It is a fault of who sends it, and said with the place."""
+    """It is a fault of who sends it, and reported with the place."""
     answer = ask(f"{finished.url}/v1/tickets", method="POST", body=body)
     assert (answer.status, answer.headers["content-type"]) == (400, "application/problem+json")
     where = "line 1, column " if body else "it is empty"
@@ -166,14 +166,14 @@ def test_the_openapi_document(finished: CollectorProcess) -> None:
     require("openapi_spec_validator").validate(document)
     schema: Any = require("jsonschema").Draft202012Validator
     stream = finished.ranks()[0]["stream"]
-    given = {"rank": "job-0", "stream": stream, "window": "0", "kind": "chrome"}
+    parameters = {"rank": "job-0", "stream": stream, "window": "0", "kind": "chrome"}
     checked = 0
     for path, operations in document["paths"].items():
         content = operations.get("get", {}).get("responses", {}).get("200", {}).get("content", {})
         if "application/json" not in content:
             continue
         address = path
-        for name, value in given.items():
+        for name, value in parameters.items():
             address = address.replace("{" + name + "}", value)
         expected = {**content["application/json"]["schema"], "components": document["components"]}
         schema(expected).validate(finished.get(address))
@@ -183,7 +183,7 @@ def test_the_openapi_document(finished: CollectorProcess) -> None:
 
 
 def test_live_events(finished: CollectorProcess) -> None:
-    """The whole state first, then what has changed; a rank that comes is told of within two seconds of its arrival."""
+    """The whole state first, then what has changed; a rank that comes is in an update within two seconds of its arrival."""
     with urllib.request.urlopen(f"{finished.url}/v1/events", timeout=40) as answer:
         assert answer.headers["content-type"].startswith("text/event-stream")
 

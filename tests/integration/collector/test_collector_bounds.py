@@ -1,4 +1,4 @@
-"""Those who say nothing, say too much at once, or speak for others are held within bounds before it costs anybody else."""
+"""Clients that are silent, send too much at once, or speak for others are bounded before it costs anybody else."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ async def test_no_request_may_be_left_unfinished(tmp_path: Path, monkeypatch: py
         await poll(lambda: not running.server.server_state.connections)
 
 
-async def test_who_waits_makes_room_for_who_asks(tmp_path: Path) -> None:
+async def test_waiting_connections_make_room_for_requests(tmp_path: Path) -> None:
     """Connections are no more than may be; those of exporters stay."""
     async with collecting(tmp_path, max_streams=1, max_readers=4) as running, welcomed(running) as one:
         idle = [await asyncio.open_connection("127.0.0.1", running.port) for _ in range(20)]
@@ -107,7 +107,7 @@ async def test_who_waits_makes_room_for_who_asks(tmp_path: Path) -> None:
 
 
 def test_connections_leave_files_for_streams(tmp_path: Path) -> None:
-    """However many strangers connect, and however few files may be open, ranks are taken and readers answered."""
+    """However many strangers connect, and however few files may be open, ranks are accepted and readers answered."""
     with collecting_apart(tmp_path, files=200) as collector:
         address = urlsplit(collector.url)
         idle = [socket.create_connection((address.hostname or "", address.port or 0), 30) for _ in range(300)]
@@ -173,15 +173,15 @@ async def test_a_writer_without_a_thread_is_reported(tmp_path: Path, monkeypatch
             async with connected(running.url) as one:
                 await one.send(hello())
                 assert isinstance(welcome := await answer(one), protocol.Welcome) and welcome.next == 0
-                said = await send_frames(one, 0, 5)
-                assert isinstance(said, expected), said
-                if isinstance(said, protocol.Refused):
-                    assert said.retry and "can't start new thread" in said.reason
+                response = await send_frames(one, 0, 5)
+                assert isinstance(response, expected), response
+                if isinstance(response, protocol.Refused):
+                    assert response.retry and "can't start new thread" in response.reason
     assert failed and running.journal().read_bytes() == fmt.encode_file_header(SYNC) + frames(0, 5)
 
 
-def test_what_is_confirmed_is_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With `fsync`, a stream that goes on is told of frames only when the disk has them, and its directory's entry."""
+def test_confirmed_frames_are_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With `fsync`, a stream that goes on gets confirmations of frames only when the disk has them, and its directory's entry."""
     synced: list[str] = []
     fsync = os.fsync
 
@@ -198,8 +198,8 @@ def test_what_is_confirmed_is_on_the_disk(tmp_path: Path, monkeypatch: pytest.Mo
     assert synced == [str(tmp_path / "s" / "journal"), str(tmp_path / "s"), str(tmp_path)]
 
 
-async def test_what_the_disk_has_lost_is_not_confirmed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also not to who comes back: the system tells of a loss once, and says afterwards that the disk has everything."""
+async def test_frames_that_the_disk_has_lost_are_not_confirmed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also not after a new connection: the system reports a loss once, and says afterwards that the disk has everything."""
 
     def fails(*_: object) -> None:
         raise OSError(errno.EIO, "lost")
@@ -226,17 +226,17 @@ def test_steps_beyond_what_exporters_send_at_once_are_not_unpacked(monkeypatch: 
     block["kind"], block["ts"] = int(Kind.SPAN), range(60_000)
     payloads = [payload for _, payload in events_payloads(EventBatch("steps", 0, block, b""))]
     stream = Stream(STREAM, run_record(a_run(Path("/")), 0))
-    taken: list[int] = []
+    descriptors: list[int] = []
     add = stream.steps.add_events
 
     def noted(events: Block, offset: int, first: int, last: int) -> None:
-        taken.append(len(events))
+        descriptors.append(len(events))
         add(events, offset, first, last)
 
     monkeypatch.setattr(stream.steps, "add_events", noted)
     all_frames = [(int(fmt.FrameType.EVENTS), 0, memoryview(payload)) for payload in payloads] * 4
     stream.add_frames(all_frames, 1, len(all_frames))
-    assert sum(taken) * 64 <= 8 << 20 < stream.events * 64
+    assert sum(descriptors) * 64 <= 8 << 20 < stream.events * 64
 
 
 OTHER = "fedcba9876543210" * 2
@@ -296,7 +296,7 @@ async def test_a_flood_through_nats_is_refused(tmp_path: Path, monkeypatch: pyte
     assert source.streams.all[STREAM].steps.last == 1001 * MAX_SUMMARY_STEPS - 1
 
 
-def test_what_a_sender_may_bring() -> None:
+def test_the_rate_limit_of_a_sender() -> None:
     """So much at once, and then so much a second; what it did not use earlier does not count."""
     allowance = Allowance(10, 20)
     assert [allowance.use(10, 0.0) for _ in range(3)] == [0.0, 0.0, 1.0]

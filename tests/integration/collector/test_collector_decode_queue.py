@@ -25,7 +25,7 @@ from stepscope.runtime.journal.records import WindowRecord
 from tests.support.basics import poll
 from tests.support.collectors import answer, collecting, connected, welcomed
 from tests.support.streams import STREAM, SYNC, frames_header, hello
-from tests.support.windowed import encoded
+from tests.support.window_streams import encoded
 from tests.unit.collector.test_collector_live import (
     SECOND,
     START,
@@ -60,7 +60,7 @@ def message(frames: list[Frame], first: int = 0) -> bytes:
 
 @contextlib.asynccontextmanager
 async def turns(look: Callable[[], int]) -> AsyncGenerator[set[int]]:
-    """What is seen in the turns of the loop inside."""
+    """The values of `look` in the turns of the loop during the block."""
     found = set[int]()
 
     async def watch() -> None:
@@ -114,7 +114,7 @@ async def test_all_of_it_counts_though_its_connection_goes(tmp_path: Path) -> No
 
 
 async def test_files_are_read_again_without_holding_the_loop(tmp_path: Path) -> None:
-    """What the streams of a collector that starts hold is counted over many turns."""
+    """The streams of a collector that starts are counted over many turns."""
     store, streams = Store(CollectorSettings(directory=tmp_path)), Streams(8)
     frames = [record_frame(fmt.FrameType.RUN, run_of()), *many()]
     for id in ("a" * 32, "b" * 32):

@@ -44,7 +44,7 @@ def joined(collector: CollectorProcess) -> contextlib.AbstractContextManager[Cli
     return connect(url, subprotocols=[Subprotocol(protocol.SUBPROTOCOL)], additional_headers=ALLOWED, compression=None)
 
 
-def said(made: ClientConnection) -> protocol.Header:
+def next_message(made: ClientConnection) -> protocol.Header:
     """The next message of the collector."""
     message = made.recv(30)
     assert isinstance(message, bytes)
@@ -57,14 +57,14 @@ def threads(collector: CollectorProcess) -> int:
 
 
 def snapshots(answer: Any) -> Generator[Any]:
-    """What live events tell."""
+    """The snapshots in a stream of live events."""
     while line := answer.readline():
         if line.startswith(b"data:"):
             yield json.loads(line[5:])
 
 
 def test_a_frozen_disk(tmp_path: Path) -> None:
-    """Requests that need no file, refusals, clocks and live events are answered; who needs one is told so, on a few threads.
+    """Requests that need no file, refusals, clocks and live events are answered; others get an error, on a few threads.
     When the disk answers again all go on, and what was confirmed is there."""
     with (
         hanging_disk(tmp_path / "disk") as disk,
@@ -76,9 +76,9 @@ def test_a_frozen_disk(tmp_path: Path) -> None:
         one, two = (stack.enter_context(joined(collector)) for _ in range(2))
         for number, made in enumerate((one, two)):
             made.send(hello(stream=stream_id(number)))
-            assert isinstance(said(made), protocol.Welcome)
+            assert isinstance(next_message(made), protocol.Welcome)
         one.send(protocol.encode(frames_header(0, 3), frames(0, 3)))
-        assert said(one) == protocol.Ack(3)
+        assert next_message(one) == protocol.Ack(3)
         asked = urllib.request.Request(f"{collector.url}/v1/events", headers=ALLOWED)
         events = snapshots(stack.enter_context(urllib.request.urlopen(asked, timeout=40)))
         assert next(events)["full"]
@@ -96,7 +96,7 @@ def test_a_frozen_disk(tmp_path: Path) -> None:
             assert ask(f"{collector.url}/v1/ranks").status == 401
             assert ask(f"{collector.url}/healthz").status == 200
         two.send(protocol.encode(protocol.Ping(17)))
-        pong = said(two)
+        pong = next_message(two)
         assert isinstance(pong, protocol.Pong) and pong.sent == 17
         until(lambda: "does not answer" in collector.get("/v1/job", ALLOWED)["storage"]["problem"])
         waits = next(
@@ -113,17 +113,17 @@ def test_a_frozen_disk(tmp_path: Path) -> None:
         assert threads(collector) <= usual + store.THREADS + READING + 2, "the writer's and the audit's"
 
         disk.thaw()
-        assert said(one) == protocol.Ack(5)
+        assert next_message(one) == protocol.Ack(5)
         for made in waiting:
-            assert isinstance(said(made), protocol.Welcome)
+            assert isinstance(next_message(made), protocol.Welcome)
             made.send(protocol.encode(frames_header(0, 1), frames(0, 1)))
-            assert said(made) == protocol.Ack(1)
+            assert next_message(made) == protocol.Ack(1)
         assert ask(download, ALLOWED).status == 200
         until(lambda: collector.get("/v1/job", ALLOWED)["storage"]["problem"] == "")
         for made in (one, two, *waiting):
             made.close()
-        told = collector.stop()[1]
-        assert told and "rror" not in told and "Traceback" not in told
+        log = collector.stop()[1]
+        assert log and "rror" not in log and "Traceback" not in log
         journal = disk.path / "c" / "streams" / stream_id(0) / "journal"
         assert journal.read_bytes() == fmt.encode_file_header(SYNC) + frames(0, 5)
         refused = (disk.path / "c" / "refused.jsonl").read_text().splitlines()
@@ -134,7 +134,7 @@ def test_a_frozen_disk(tmp_path: Path) -> None:
 
 @contextlib.contextmanager
 def traced(pid: int, report: Path) -> Generator[None]:
-    """What a process's main thread asks of the system inside, with the names of files."""
+    """System calls of a process's main thread during the block, with the names of files."""
     strace = shutil.which("strace")
     if strace is None:
         missing("strace", "Install it (on Debian: apt-get install strace).")
@@ -164,11 +164,11 @@ def test_the_loop_asks_nothing_of_the_disk(tmp_path: Path) -> None:
             until(lambda: collector.get("/v1/job", ALLOWED)["ended"] == 2)
             with joined(collector) as one:
                 one.send(hello(stream=stream_id(1)))
-                assert isinstance(said(one), protocol.Welcome)
+                assert isinstance(next_message(one), protocol.Welcome)
                 kind, flags, body = record_frame(fmt.FrameType.END, EndRecord())
                 end = b"".join(bytes(part) for part in fmt.encode_frame(SYNC, kind, 0, [body], flags))
                 one.send(protocol.encode(frames_header(0, 1), end))
-                assert said(one) == protocol.Ack(1)
+                assert next_message(one) == protocol.Ack(1)
             assert ask(f"{collector.url}/v1/ranks").status == 401
             of_stream = f"/v1/streams/{stream}"
             for path, status in (

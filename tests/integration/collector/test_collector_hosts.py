@@ -74,12 +74,12 @@ def test_the_names_of_the_certificate_are_ours(tmp_path: Path, certificate: tupl
     """And the address that it listens on; a list takes their place."""
     names = "DNS:Head.example,DNS:*.cluster.example,IP:10.1.2.3,IP:fe80::1"
     made, key = certify(tmp_path, names)
-    given: dict[str, Any] = {"directory": tmp_path, "certificate": made, "key": key}
+    settings: dict[str, Any] = {"directory": tmp_path, "certificate": made, "key": key}
     certified = frozenset({"head.example", "*.cluster.example", "10.1.2.3", "fe80::1"})
-    assert hosts_of(CollectorSettings(host="0.0.0.0", **given)) == certified
-    assert hosts_of(CollectorSettings(host="10.9.9.9", insecure=True, **given)) == certified | {"10.9.9.9"}
-    assert hosts_of(CollectorSettings(host="0.0.0.0", allowed_hosts=("a", "B"), **given)) == frozenset("ab")
-    assert hosts_of(CollectorSettings(**given)) == frozenset(), "on loopback there is no other name"
+    assert hosts_of(CollectorSettings(host="0.0.0.0", **settings)) == certified
+    assert hosts_of(CollectorSettings(host="10.9.9.9", insecure=True, **settings)) == certified | {"10.9.9.9"}
+    assert hosts_of(CollectorSettings(host="0.0.0.0", allowed_hosts=("a", "B"), **settings)) == frozenset("ab")
+    assert hosts_of(CollectorSettings(**settings)) == frozenset(), "on loopback there is no other name"
     assert hosts_of(CollectorSettings(directory=tmp_path, host="10.9.9.9")) == frozenset({"10.9.9.9"})
     assert hosts_of(CollectorSettings(directory=tmp_path, host="10.9.9.9", insecure=True)) is None
     options = (*EVERYWHERE, "--certificate", str(made), "--key", str(key))
@@ -151,7 +151,7 @@ def test_old_versions_and_ciphers_are_refused(tmp_path: Path, certificate: tuple
 
 
 def test_client_certificates(tmp_path: Path, certificate: tuple[Path, Path], client: tuple[Path, Path]) -> None:
-    """Who shows none, or one of nobody that is trusted, is refused with a line in the log, and told nothing."""
+    """A client without a trusted certificate is refused with a line in the log, and gets no answer."""
     made, key = certificate
     shown, its_key = client
     options = ("--certificate", str(made), "--key", str(key), "--client-ca", str(shown))
@@ -191,22 +191,22 @@ def test_client_certificates(tmp_path: Path, certificate: tuple[Path, Path], cli
         command = ("deliver", str(tmp_path / "run"), *command[2:-2], "--timeout", "10")
         done = stepscope(*command, "--certificate", str(shown), "--key", str(its_key), cwd=tmp_path)
         assert done.returncode == 0 and "delivered" in done.stdout, done.stderr
-        said = collector.stop()[1]
-    assert "127.0.0.1" in said and "it shows no certificate (--client-ca)" in said
-    assert "its certificate is not valid: " in said and "Traceback" not in said
+        output = collector.stop()[1]
+    assert "127.0.0.1" in output and "it shows no certificate (--client-ca)" in output
+    assert "its certificate is not valid: " in output and "Traceback" not in output
 
 
 async def test_an_exporter_shows_its_certificate(
     tmp_path: Path, certificate: tuple[Path, Path], client: tuple[Path, Path]
 ) -> None:
-    """By the context that it is given."""
+    """By the context in its arguments."""
     made, key = certificate
     settings = sc.exporters.LinkSettings(timeout=5.0, first_delay=0.01, longest_delay=0.2)
     async with collecting(tmp_path / "c", certificate=made, key=key, client_ca=client[0]) as running:
         tls = ssl.create_default_context(cafile=str(made))
         tls.load_cert_chain(*client)
         https: Any = running.server.config.http_protocol_class
-        assert https.args[0].minimum_version is ssl.TLSVersion.TLSv1_2, "whatever the ciphers are"
+        assert https.args[0].minimum_version is ssl.TLSVersion.TLSv1_2, "with any ciphers"
         exporter = sc.CollectorExporter(running.url.replace("ws:", "wss:"), settings=settings, tls=tls)
         await exporter.open(run_in(tmp_path / "run"))
         await poll(lambda: (found := exporter.statistics()) is not None and found.connected)

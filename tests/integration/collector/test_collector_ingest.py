@@ -20,7 +20,7 @@ OTHER = "fedcba9876543210" * 2
 
 
 async def test_frames_are_written_before_they_are_confirmed(tmp_path: Path) -> None:
-    """What was confirmed is in the file at that moment, and another connection goes on after it."""
+    """Confirmed frames are in the file at that moment, and another connection goes on after them."""
     async with collecting(tmp_path) as running:
         async with connected(running.url) as one:
             await one.send(hello())
@@ -53,8 +53,8 @@ async def test_frames_are_written_before_they_are_confirmed(tmp_path: Path) -> N
         (hello(), "Hello is not for the collector"),
     ],
 )
-async def test_what_is_malformed_ends_a_connection(tmp_path: Path, message: bytes | str, reason: str) -> None:
-    """It is told why, that is written down, nothing of it is taken, and another connection never notices."""
+async def test_a_malformed_message_ends_its_connection(tmp_path: Path, message: bytes | str, reason: str) -> None:
+    """The sender gets the reason, the log has it, none of the message is stored, and another connection never notices."""
     async with collecting(tmp_path) as running, connected(running.url) as good, connected(running.url) as bad:
         for one, stream in ((good, OTHER), (bad, STREAM)):
             await one.send(hello(stream=stream))
@@ -80,7 +80,7 @@ async def test_what_is_malformed_ends_a_connection(tmp_path: Path, message: byte
         protocol.encode(protocol.Ping(1)),
     ],
 )
-async def test_who_does_not_say_who_it_is_is_refused(tmp_path: Path, first: bytes) -> None:
+async def test_a_connection_without_hello_is_refused(tmp_path: Path, first: bytes) -> None:
     """Ids are checked before they are part of a path."""
     async with collecting(tmp_path / "c") as running, connected(running.url) as one:
         await one.send(first)
@@ -127,7 +127,7 @@ async def test_another_version_is_refused_before_it_connects(tmp_path: Path, off
 
 
 async def test_the_newest_connection_has_the_stream(tmp_path: Path) -> None:
-    """A client whose old connection is half-open goes on with a new one; the old one is told and closed."""
+    """A client whose old connection is half-open goes on with a new one; the old one gets the reason and is closed."""
     async with collecting(tmp_path) as running, connected(running.url) as old:
         await old.send(hello())
         assert isinstance(await answer(old), protocol.Welcome)
@@ -145,8 +145,8 @@ async def test_the_newest_connection_has_the_stream(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("limit", ["max_bytes", "max_stream_bytes"])
-async def test_a_limit_of_bytes_is_kept(tmp_path: Path, limit: str) -> None:
-    """Nothing beyond it is written, what is there stays, and the client is told to come again."""
+async def test_a_limit_of_bytes(tmp_path: Path, limit: str) -> None:
+    """Nothing beyond it is written, what is there stays, and the client gets the status to come again."""
     async with collecting(tmp_path, **{limit: 500}) as running:
         async with welcomed(running) as one:
             assert await send_frames(one, 0, 7) == protocol.Ack(7)

@@ -83,15 +83,15 @@ def test_a_job_that_is_not_there(two: CollectorProcess) -> None:
 
 
 def test_two_jobs_of_the_same_name_and_size(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Nothing tells them from a rank that was started again, but that they run at once: the page says that, and so does a merge."""
+    """They look like a rank that was started again, but run at once: the page says that, and so does a merge."""
     with (
         collecting(tmp_path / "c") as collector,
         training(collector.url, 0, name="stepscope", world=1, steps=10_000) as one,
         training(collector.url, 0, name="stepscope", world=1, steps=10_000) as other,
     ):
         (view,) = until(lambda: [view for view in collector.get("/v1/ranks") if view["others"]])
-        (said,) = view["others"]
-        assert {view["pid"], int(said.rpartition("(pid ")[2].rstrip(")"))} == {one.pid, other.pid}
+        (text,) = view["others"]
+        assert {view["pid"], int(text.rpartition("(pid ")[2].rstrip(")"))} == {one.pid, other.pid}
         assert collector.get("/v1/job")["shared"] == 1
         assert "stepscope_shared_ranks 1.0" in ask(f"{collector.url}/metrics").body.decode()
         with quiet_page() as page:
@@ -121,7 +121,7 @@ def test_a_rank_that_was_started_again_is_one_process() -> None:
 
 
 async def test_listeners_to_several_jobs_get_what_has_changed() -> None:
-    """Each of its own job only; one to a job that comes later is told of it then."""
+    """Each of its own job only; one to a job that comes later hears of it then."""
     streams = Streams(64)
     for number, job in enumerate(("one", "two")):
         streams.add(stream := Stream(f"{number:032x}", run_of(0, job)))
@@ -140,7 +140,7 @@ async def test_listeners_to_several_jobs_get_what_has_changed() -> None:
     stream.connection = CONNECTION
     second = await following()
     assert not any(one.full for one in second.values())
-    changed = [[one.id for one in told.ranks] for told in second.values()]
+    changed = [[one.id for one in update.ranks] for update in second.values()]
     assert changed == [["three-0", "two-0"], [], ["two-0"], ["three-0"]]
     assert all(one.jobs and [job.id for job in one.jobs] == ["one", "three", "two"] for one in second.values())
     third = await following()
@@ -166,13 +166,13 @@ def test_changes_make_of_a_snapshot_the_next_one() -> None:
     streams.add(Stream(f"{5:032x}", run_of(1)))
     streams.deleted(f"{2:032x}")
     after = at_once(live.snapshot(age=0))
-    told = msgspec.to_builtins(changes(before, after))
+    update = msgspec.to_builtins(changes(before, after))
     known = {view.id: msgspec.to_builtins(view) for view in before.ranks}
-    known |= {view["id"]: view for view in told["ranks"]}
-    for id in told["gone"]:
+    known |= {view["id"]: view for view in update["ranks"]}
+    for id in update["gone"]:
         del known[id]
     assert msgspec.convert(list(known.values()), list[RankView]) == after.ranks
-    assert [view["id"] for view in told["ranks"]] == ["job-0", "job-1"]
+    assert [view["id"] for view in update["ranks"]] == ["job-0", "job-1"]
 
 
 def test_more_jobs_than_can_be_chosen() -> None:

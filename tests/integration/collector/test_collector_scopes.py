@@ -1,4 +1,4 @@
-"""What a token allows, for which job, and for how long."""
+"""The rights of a token: which requests it allows, for which job, and for how long."""
 
 from __future__ import annotations
 
@@ -101,8 +101,8 @@ def test_each_scope_allows_its_own_requests(tmp_path: Path) -> None:
             f"{READ}-2": {"read"},
             CONTROL: {"read", "control"},
         }.items():
-            status, told = sends(token)
-            assert status == (426 if "ingest" in scopes else 403), (token, told)  # it does not offer the protocol
+            status, answer = sends(token)
+            assert status == (426 if "ingest" in scopes else 403), (token, answer)  # it does not offer the protocol
             assert ask(f"{collector.url}/v1/jobs", bearer(token)).status == (200 if "read" in scopes else 403)
             for path in ("/v1/events", "/metrics", f"/v1/streams/{'a' * 32}/journal"):
                 if "read" not in scopes:
@@ -116,8 +116,8 @@ def test_each_scope_allows_its_own_requests(tmp_path: Path) -> None:
         for token in (f"{READ}x", READ[:-1], f"{READ} {READ}-2", ""):
             assert (orders(token).status, ask(f"{collector.url}/v1/jobs", bearer(token)).status) == (401, 401)
         assert sends("x" * 20)[0] == 401
-        said = "".join(collector.stop())
-    assert not any(token in said for token in (ADMIN, INGEST, READ, CONTROL))
+        output = "".join(collector.stop())
+    assert not any(token in output for token in (ADMIN, INGEST, READ, CONTROL))
 
 
 def test_a_path_written_in_another_way_needs_the_same_scope(tmp_path: Path) -> None:
@@ -135,7 +135,7 @@ def test_a_path_written_in_another_way_needs_the_same_scope(tmp_path: Path) -> N
 
 
 def test_a_scope_without_a_token_is_closed(tmp_path: Path) -> None:
-    """One file is enough that nobody comes without a token; the environment's token does not count beside it."""
+    """One file is enough that nobody comes without a token; the environment's token does not count then."""
     files = token_files(tmp_path, ingest=INGEST)
     with collecting_apart(tmp_path / "c", *options(files), STEPSCOPE_TOKEN=ADMIN) as collector:
         assert ask(f"{collector.url}/v1/jobs").status == 401
@@ -146,7 +146,7 @@ def test_a_scope_without_a_token_is_closed(tmp_path: Path) -> None:
 
 
 def test_a_ticket_has_the_rights_of_its_token(tmp_path: Path) -> None:
-    """Who may not read gets none, and one of a job opens nothing of another."""
+    """A token without the right to read gets none, and one of a job opens nothing of another."""
     files = token_files(tmp_path, ingest=INGEST, read=f"job=one {READ}")
     with collecting_apart(tmp_path / "c", *options(files)) as collector:
 
@@ -183,7 +183,7 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> Generator[CollectorProcess
 
 
 def test_a_token_of_a_job_shows_that_job_only(jobs: CollectorProcess) -> None:
-    """In lists, sums, charts, metrics and live events, whether or not it asks for it; of another it is told nothing."""
+    """In lists, sums, charts, metrics and live events, whether or not it asks for it; of another it gets nothing."""
     every = {view["job_id"]: view for view in jobs.get("/v1/ranks", bearer(ADMIN))}
     assert set(every) == {"one x1", "two x1"}
     ids = quote(",".join(view["id"] for view in every.values()))
@@ -219,7 +219,7 @@ def test_a_token_of_a_job_shows_that_job_only(jobs: CollectorProcess) -> None:
             assert [view["job_id"] for view in first["ranks"]] == [own]
             assert [job["id"] for job in first["jobs"]] == [own]
     with events(jobs.url, ADMIN) as first:
-        assert [job["id"] for job in first["jobs"]] == ["one x1", "two x1"], "others are told of all"
+        assert [job["id"] for job in first["jobs"]] == ["one x1", "two x1"], "others see all"
 
 
 def test_a_token_of_a_job_downloads_that_job_only(jobs: CollectorProcess) -> None:
@@ -255,7 +255,7 @@ def test_a_token_of_a_job_orders_windows_of_that_job_only(jobs: CollectorProcess
         refusal = order(CONTROL, job="two x1")
         assert refusal.status == 403 and "for the job 'one x1' only" in refusal.json()["detail"]
         for fields in ({}, {"job": "one x1"}):
-            # These do not obey a collector; which were looked at is told.
+            # These do not obey a collector; the response names the ranks.
             assert "none of 1 connected processes" in order(CONTROL, **fields).json()["detail"]
         assert "none of 2 connected processes" in order(ADMIN).json()["detail"]
 
@@ -267,9 +267,9 @@ def events(url: str, token: str) -> Generator[dict[str, Any]]:
     connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=40)
     try:
         connection.request("GET", "/v1/events", headers=bearer(token))
-        told = connection.getresponse()
-        assert told.status == 200
-        while not (line := told.readline()).startswith(b"data:"):
+        response = connection.getresponse()
+        assert response.status == 200
+        while not (line := response.readline()).startswith(b"data:"):
             assert line
         yield json.loads(line[5:])
     finally:
@@ -331,7 +331,7 @@ async def status(running: Running, token: str) -> int:
 
 
 async def test_tokens_are_replaced_without_a_pause(tmp_path: Path) -> None:
-    """The new one is valid beside the old one, and the old one is not when it is removed; other requests go on."""
+    """The new one is valid together with the old one, and the old one is not when it is removed; other requests go on."""
     files = token_files(tmp_path, read=READ, ingest=f"{INGEST}\n{INGEST}-2")
     async with serving(tmp_path / "c", files) as running:
         async with (
@@ -361,20 +361,20 @@ def test_live_events_end_with_their_token(tmp_path: Path) -> None:
     with collecting_apart(tmp_path / "c", *options(files)) as collector:
         parts = urlsplit(collector.url)
         with contextlib.ExitStack() as opened:
-            told: dict[str, http.client.HTTPResponse] = {}
+            streams: dict[str, http.client.HTTPResponse] = {}
             for token in (READ, f"{READ}-2"):
                 connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=40)
                 opened.callback(connection.close)
                 connection.request("GET", "/v1/events", headers=bearer(token))
-                told[token] = opened.enter_context(connection.getresponse())
-                assert told[token].readline() == b"event: snapshot\n"
+                streams[token] = opened.enter_context(connection.getresponse())
+                assert streams[token].readline() == b"event: snapshot\n"
             replace(files["read_token_file"], f"{READ}-2")
             with pytest.raises(http.client.IncompleteRead):
-                told[READ].read()
+                streams[READ].read()
             for _ in range(10):
-                assert told[f"{READ}-2"].readline()
-        said = collector.stop()[1]
-    assert WITHDRAWN in said and "ASGI" not in said and "Traceback" not in said
+                assert streams[f"{READ}-2"].readline()
+        output = collector.stop()[1]
+    assert WITHDRAWN in output and "ASGI" not in output and "Traceback" not in output
 
 
 async def test_an_exporter_goes_on_with_the_next_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -421,7 +421,7 @@ async def test_a_file_that_becomes_invalid_changes_nothing(
 
 
 def test_a_file_is_not_read_while_it_is_written(tmp_path: Path) -> None:
-    """Who writes it in two parts ends nobody's request with the first; what stays as it is for a look is read."""
+    """A file that is written in two parts ends nobody's request after the first; it is read when two looks find it the same."""
     path = token_files(tmp_path, read=f"{READ}\n{READ}-2\n")["read_token_file"]
     file = TokenFile(path, ALL, CollectorSettings(directory=tmp_path))
     before = list(file.tokens)
@@ -469,12 +469,12 @@ def test_a_file_that_is_invalid_at_the_start_is_refused(
         Tokens(CollectorSettings(directory=tmp_path, **files))
     assert READ not in str(caught.value)
     assert main(["collect", "--dir", str(tmp_path / "c"), *options(files), "--port", "0"]) == 1
-    told = capsys.readouterr().err
-    assert facts[0] in told and READ not in told
+    output = capsys.readouterr().err
+    assert facts[0] in output and READ not in output
 
 
 def test_short_tokens_let_no_other_machine_in(tmp_path: Path) -> None:
-    """From files as well; on this machine they are taken."""
+    """From files as well; on this machine they are accepted."""
     files = token_files(tmp_path, ingest="short", read=READ)
     with refused(ExposureError, "0.0.0.0", "5 characters", "16") as caught:
         Tokens(CollectorSettings(directory=tmp_path, host="0.0.0.0", insecure=True, **files))

@@ -31,7 +31,7 @@ from tests.support.collecting import ask, until
 from tests.support.collectors import answer, collecting, connected
 from tests.support.messages import refused
 from tests.support.streams import STREAM, frames, frames_header, hello
-from tests.support.windowed import END, run_of, stored, windows
+from tests.support.window_streams import END, run_of, stored, windows
 
 
 def kind(program: str, *, grows: bool = True) -> Download:
@@ -49,7 +49,7 @@ async def whole(chunks: AsyncGenerator[bytes]) -> bytes:
 
 
 def left(directory: Path) -> list[Path]:
-    """What is left of downloads."""
+    """Files of downloads that were not removed."""
     return list((directory / "downloads").iterdir())
 
 
@@ -118,7 +118,7 @@ async def test_the_writer_is_ended_when_nobody_reads(tmp_path: Path) -> None:
     ],
 )
 async def test_one_that_takes_too_much_is_ended(tmp_path: Path, program: str, bounds: Bounds, facts: list[str]) -> None:
-    """It is told why, nothing is left of it, and the next one is made."""
+    """The client gets the reason, no file of it is left, and the next one is made."""
     downloads = Downloads(tmp_path, bounds)
     before = children(os.getpid())
     with refused(ProblemError, *facts, snapshot=False):  # with a traceback, which versions of Python write differently
@@ -128,7 +128,7 @@ async def test_one_that_takes_too_much_is_ended(tmp_path: Path, program: str, bo
 
 
 async def test_one_that_takes_too_long_breaks_off(tmp_path: Path) -> None:
-    """What was sent of it is no whole file."""
+    """The client does not take the sent part for a whole file."""
     downloads = Downloads(tmp_path, Bounds(seconds=5.0))
     chunks = downloads.send(kind("import time; open({}, 'wb').write(b'x' * 100_000); time.sleep(1000)"), [], 0)
     with refused(RuntimeError, "5 seconds"):
@@ -136,13 +136,13 @@ async def test_one_that_takes_too_long_breaks_off(tmp_path: Path) -> None:
     assert not left(tmp_path)
 
 
-async def test_what_it_says_is_not_kept_but_for_the_end(tmp_path: Path) -> None:
+async def test_only_the_end_of_its_output_is_stored(tmp_path: Path) -> None:
     """A process that writes pages of warnings fills no memory, and does not wait for somebody to read them."""
     downloads = Downloads(tmp_path)
     program = "import sys; [sys.stderr.write('y' * 65536) for _ in range(300)]; sys.exit('the end')"
-    with refused(ProblemError, "the end") as told:
+    with refused(ProblemError, "the end") as caught:
         await whole(downloads.send(kind(program), [], 0))
-    assert len(told.value.detail) < 400
+    assert len(caught.value.detail) < 400
 
 
 async def test_a_file_that_lacks_a_journal_is_sent(tmp_path: Path) -> None:
@@ -213,7 +213,7 @@ asyncio.run(main())
 """
 
 
-def test_what_makes_it_ends_with_the_collector(tmp_path: Path) -> None:
+def test_its_process_ends_with_the_collector(tmp_path: Path) -> None:
     """Also if that is killed; what lies there is deleted by the next one."""
     parent = subprocess.Popen([sys.executable, "-c", PARENT, str(tmp_path)], stdout=subprocess.PIPE, text=True)
     try:
@@ -237,7 +237,7 @@ def test_what_makes_it_ends_with_the_collector(tmp_path: Path) -> None:
 
 
 async def test_no_more_are_made_than_may_be_at_once(tmp_path: Path) -> None:
-    """Two are made, sixteen wait, and who comes then is told to come later."""
+    """Two are made, sixteen wait, and a further client gets the status to come later."""
     downloads = Downloads(tmp_path)
     go = tmp_path / "go"
     waits = f"import time, pathlib\nwhile not pathlib.Path({str(go)!r}).exists(): time.sleep(0.01)\nopen({{}}, 'wb').write(b'x')"
@@ -262,18 +262,18 @@ while not pathlib.Path(GO).exists():
 
 
 async def test_they_stay_within_the_limit_of_the_disk(tmp_path: Path) -> None:
-    """Room for as many as are made at once is kept free: streams that fill the disk leave it, and nothing is given up for it."""
+    """Room for as many as are made at once stays free: streams that fill the disk leave it, and nothing is given up for it."""
     limit, go = 16 << 20, tmp_path / "go"
     size = limit // 16
     collector = Collector(CollectorSettings(directory=tmp_path / "collected", port=0, disk_bytes=limit))
     large = kind(LARGE.replace("SIZE", str(size)).replace("GO", repr(str(go))))
     async with collector.serving() as url, connected(url.replace("http", "ws")) as one:
         await one.send(hello())
-        said, first = await answer(one), 0
-        while not isinstance(said, protocol.Refused):
+        response, first = await answer(one), 0
+        while not isinstance(response, protocol.Refused):
             await one.send(protocol.encode(frames_header(first, 1), frames(first, 1, size=size // 4)))
-            said, first = await answer(one), first + 1
-        assert f"limit of {limit} bytes on disk" in said.reason
+            response, first = await answer(one), first + 1
+        assert f"limit of {limit} bytes on disk" in response.reason
         assert limit * 3 // 4 < disk_use(collector.settings.directory).total
         made = [asyncio.create_task(whole(collector.downloads.send(large, [], 0))) for _ in range(2)]
         await poll(lambda: disk_use(collector.settings.directory).downloads >= 2 * size)
@@ -303,7 +303,7 @@ async def started() -> AsyncGenerator[set[int]]:
         task.cancel()
 
 
-async def test_what_nobody_waits_for_is_not_read(tmp_path: Path) -> None:
+async def test_abandoned_downloads_are_not_read(tmp_path: Path) -> None:
     """Of clients that ask and go away the processes go as well, and nobody's turn comes after them."""
     async with collecting(tmp_path) as running:
         stored(running.collector.store, STREAM, [run_of(), *windows(range(2), 1 << 16), END])

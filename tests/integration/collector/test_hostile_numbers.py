@@ -75,23 +75,23 @@ def first_message(rank: int, **changes: Any) -> bytes:
     return len(header).to_bytes(4, "little") + header
 
 
-async def obey(made: ClientConnection, said: bytes) -> None:
+async def obey(made: ClientConnection, payload: bytes) -> None:
     """Gives every order this answer."""
     while True:
         header = await answer(made)
         if isinstance(header, protocol.Order):
-            await made.send(protocol.encode(protocol.Obeyed(header.number, said)))
+            await made.send(protocol.encode(protocol.Obeyed(header.number, payload)))
 
 
 @contextlib.asynccontextmanager
-async def two_ranks(running: Running, said: bytes) -> AsyncGenerator[None]:
+async def two_ranks(running: Running, payload: bytes) -> AsyncGenerator[None]:
     """The ranks of a job, which answer that."""
     async with connected(running.url) as one, connected(running.url) as other:
         tasks: list[asyncio.Task[None]] = []
         for rank, made in enumerate((one, other)):
             await made.send(first_message(rank))
             assert isinstance(await answer(made), protocol.Welcome)
-            tasks.append(asyncio.create_task(obey(made, said)))
+            tasks.append(asyncio.create_task(obey(made, payload)))
         yield
         for task in tasks:
             task.cancel()
@@ -99,20 +99,20 @@ async def two_ranks(running: Running, said: bytes) -> AsyncGenerator[None]:
 
 
 async def order(running: Running, **fields: Any) -> Any:
-    """What the collector answers to an operator; always with 200."""
+    """The collector's answer to an operator; always with 200."""
     body = json.dumps({"job": "j", "patience": 5, **fields}).encode()
     headers = {"Content-Type": "application/json"}
-    said = await asyncio.to_thread(
+    answer = await asyncio.to_thread(
         ask, f"http://127.0.0.1:{running.port}/v1/windows", headers, method="POST", body=body
     )
-    assert said.status == 200, said.body
-    return said.json()
+    assert answer.status == 200, answer.body
+    return answer.json()
 
 
-@pytest.mark.parametrize("said", UNREADABLE + AT_THE_BOUNDS, ids=lambda said: str(said)[:60])
-async def test_answers_with_odd_numbers(said: dict[str, Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize("answer", UNREADABLE + AT_THE_BOUNDS, ids=lambda answer: str(answer)[:60])
+async def test_answers_with_odd_numbers(answer: dict[str, Any], tmp_path: Path) -> None:
     """Every order of that job is answered; an answer that cannot be is named."""
-    async with collecting(tmp_path) as running, two_ranks(running, json.dumps(said).encode()):
+    async with collecting(tmp_path) as running, two_ranks(running, json.dumps(answer).encode()):
         for fields in (
             {"command": "arm", "steps": 1},
             {"command": "arm", "steps": 1, "overlap": "queue"},
@@ -123,7 +123,7 @@ async def test_answers_with_odd_numbers(said: dict[str, Any], tmp_path: Path) ->
             {"command": "status"},
         ):
             result = await order(running, **fields)
-            if said in UNREADABLE:
+            if answer in UNREADABLE:
                 assert result["outcome"] == "refused"
                 assert "the answer cannot be read: Expected" in result["ranks"][0]["text"]
 
@@ -194,8 +194,8 @@ async def test_records_with_odd_numbers(value: int, tmp_path: Path) -> None:
         (rank,) = (await asyncio.to_thread(ask, f"{url}/v1/ranks")).json()
         pages = ["job", "jobs", "ranks", "windows", "steps", f"ranks/{rank['id']}", f"streams/{rank['stream']}"]
         for page in [*(f"v1/{page}" for page in pages), "metrics", "healthz"]:
-            said = await asyncio.to_thread(ask, f"{url}/{page}")
-            assert said.status in (200, 404), (page, said.body)
+            response = await asyncio.to_thread(ask, f"{url}/{page}")
+            assert response.status in (200, 404), (page, response.body)
     recordings, unusable = recordings_in([tmp_path])
     assert unusable == []
     described = Job(*chosen_job(recordings, None))
@@ -269,7 +269,7 @@ class Willing:
 
 
 def test_one_rank_does_not_say_how_large_a_job_is() -> None:
-    """What most say counts: a window of all is for those, and no million of ranks is missed."""
+    """The number that most ranks report counts: a window of all is for those, and no million of ranks is missed."""
     streams = Streams(64)
     for rank, size in enumerate((3, 3, 1 << 20)):
         run = msgspec.structs.replace(RUN, rank=rank, job="job", world_size=size)
@@ -297,14 +297,14 @@ async def test_a_rank_that_claims_an_endless_world_costs_no_memory(
         assert len(rank.latest.run.job) == len(rank.latest.run.id) == protocol.MAX_NAME
         url = f"http://127.0.0.1:{running.port}"
         order = {"command": "status", "patience": 0.2, "ranks": "all"}
-        said = await asyncio.to_thread(
+        response = await asyncio.to_thread(
             ask,
             f"{url}/v1/windows",
             {"Content-Type": "application/json"},
             method="POST",
             body=msgspec.json.encode(order),
         )
-        assert said.status == 200 and "no answer" in said.json()["ranks"][0]["text"]
+        assert response.status == 200 and "no answer" in response.json()["ranks"][0]["text"]
 
 
 @pytest.fixture(autouse=True)
@@ -356,7 +356,7 @@ def test_ranks_of_a_journal_that_cannot_be_are_ignored(value: int, caplog: pytes
 
 
 def test_clock_samples_of_a_long_run_are_thinned(tmp_path: Path) -> None:
-    """Of neighbours the quickest is kept, over the whole run, whatever there was of it."""
+    """Of neighbours the quickest stays, over the whole run."""
     total = 3 * MAX_SYNCS
     samples = [
         ClockSync(
@@ -369,12 +369,12 @@ def test_clock_samples_of_a_long_run_are_thinned(tmp_path: Path) -> None:
         for number in range(total)
     ]
     path = write_stream(tmp_path, run_in(tmp_path), [], [], samples)
-    kept = Recording.of(path, "x").syncs
-    assert MAX_SYNCS // 4 <= len(kept) <= MAX_SYNCS
-    assert kept[0].sent < 8000 and kept[-1].sent > (total - 8) * 1000
-    assert [sync.sent for sync in kept] == sorted(sync.sent for sync in kept)
-    quick = sum(sync.returned - sync.sent == 10 for sync in kept)
-    assert quick > 0.6 * len(kept)
+    syncs = Recording.of(path, "x").syncs
+    assert MAX_SYNCS // 4 <= len(syncs) <= MAX_SYNCS
+    assert syncs[0].sent < 8000 and syncs[-1].sent > (total - 8) * 1000
+    assert [sync.sent for sync in syncs] == sorted(sync.sent for sync in syncs)
+    quick = sum(sync.returned - sync.sent == 10 for sync in syncs)
+    assert quick > 0.6 * len(syncs)
     few = write_stream(tmp_path / "few", run_in(tmp_path), [], [], samples[:100])
     assert Recording.of(few, "x").syncs == samples[:100]
 

@@ -1,4 +1,4 @@
-"""What the live page says of running jobs: verdicts and the heat map, from facts of steps."""
+"""The live page's view of running jobs: verdicts and the heat map, from facts of steps."""
 
 from __future__ import annotations
 
@@ -221,7 +221,7 @@ async def test_runs_of_two_names_in_a_job_do_not_compare() -> None:
         assert verdicts.slow_ranks() == ({("job", "train", 1)} if found else set())
 
 
-async def test_what_one_job_sends_does_not_end_the_verdicts_of_others() -> None:
+async def test_bad_steps_of_one_job_do_not_end_the_verdicts_of_others() -> None:
     """Steps that count anew, that take no time, or that are known in part cost their job its verdict at most."""
     streams = streams_of(summary([STEP] * 60, data=0.5))
     odd = summary([STEP] * 30, first=100)
@@ -338,7 +338,7 @@ def test_a_job_is_judged_while_it_runs(tmp_path: Any) -> None:
 
 
 async def test_a_heatmap_of_many_ranks_and_steps() -> None:
-    """A cell has the slowest of its ranks and steps, beside the median of its column."""
+    """A cell has the slowest of its ranks and steps, and the median of its column."""
     streams = streams_of(
         *(summary([(4 if (rank, step) == (5, 30) else 1) * STEP for step in range(100)], first=1) for rank in range(40))
     )
@@ -367,7 +367,7 @@ class _Process:
 
 
 def test_a_stream_that_another_collector_takes_over_stays() -> None:
-    """What was written here is counted; its state and its steps are those that are heard. The first summary says no rate."""
+    """Events that were written here are counted; state and steps come from the summaries. The first summary has no rate."""
     streams = Streams(16)
     hello = Hello("e" * 32, b"sync", 0, run_of(4), summaries=True)
     with streams.connected(hello, CONNECTION) as stream:

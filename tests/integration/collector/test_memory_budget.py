@@ -1,4 +1,4 @@
-"""What a collector holds of messages that are not written yet is bounded, whoever sends how much at once."""
+"""A collector bounds its memory for messages that are not written yet, however many ranks send at once."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ LIMIT = 1 << 20
 
 
 @given(st.lists(st.tuples(st.integers(1, 150), st.integers(0, 5)), max_size=40))
-def test_no_more_is_held_than_may_be(rows: list[tuple[int, int]]) -> None:
-    """Those who wait come in the order in which they asked, and in the end everybody has come."""
+def test_memory_of_messages_is_bounded(rows: list[tuple[int, int]]) -> None:
+    """Waiting connections come in the order in which they asked, and in the end all have come."""
     budget = MemoryBudget(100)
     asked: list[Grant] = []
     came: list[int] = []
@@ -46,11 +46,11 @@ def test_no_more_is_held_than_may_be(rows: list[tuple[int, int]]) -> None:
         asked.append(grant)
         for one in [one for one in asked if one.granted and not one.released][:over]:
             one.release()
-        held = [one for one in asked if one.granted and not one.released]
-        assert budget.used == sum(one.size for one in held) and (budget.used <= 100 or len(held) == 1)
-    while held := [one for one in asked if not one.released and one.granted]:
-        held[0].release()
-        held[0].release()
+        granted = [one for one in asked if one.granted and not one.released]
+        assert budget.used == sum(one.size for one in granted) and (budget.used <= 100 or len(granted) == 1)
+    while granted := [one for one in asked if not one.released and one.granted]:
+        granted[0].release()
+        granted[0].release()
     assert came == list(range(len(rows))) and budget.used == budget.waiting == 0
 
 
@@ -94,8 +94,8 @@ def test_lengths_are_known_when_messages_begin(data: st.DataObject) -> None:
 # a collector
 
 
-async def test_a_message_that_is_written_is_held_no_more(tmp_path: Path) -> None:
-    """A thousand exporters that say nothing for a while hold nothing of what they said last."""
+async def test_a_written_message_takes_no_memory(tmp_path: Path) -> None:
+    """A thousand exporters that are silent for a while use no memory for their last messages."""
     count, size = 4, 2 << 20
     async with collecting(tmp_path) as running, contextlib.AsyncExitStack() as stack:
         tracemalloc.start()
@@ -113,7 +113,7 @@ async def test_a_message_that_is_written_is_held_no_more(tmp_path: Path) -> None
 
 
 async def test_one_that_is_not_finished_makes_others_wait_and_not_for_ever(tmp_path: Path) -> None:
-    """Those who wait are not read, yet may compare clocks before; they come when it is finished, or goes away."""
+    """Waiting connections are not read, yet may compare clocks before; they come when it is finished, or goes away."""
     whole = asyncio.Event()
     message = protocol.encode(frames_header(0, 1), frames(0, 1, size=900_000))
 
@@ -163,15 +163,15 @@ async def test_a_client_that_does_not_take_its_answers_is_cut(tmp_path: Path, mo
         assert isinstance(connection := stream.connection, Connection)
         one.transport.pause_reading()
         large = Command(command="status", reason="x" * 30_000)
-        said = await asyncio.gather(*(connection.order(large, 60) for _ in range(400)), return_exceptions=True)
-        assert all(isinstance(error, ConnectionError) for error in said)
+        outcomes = await asyncio.gather(*(connection.order(large, 60) for _ in range(400)), return_exceptions=True)
+        assert all(isinstance(error, ConnectionError) for error in outcomes)
 
 
 # quota on the disk
 
 
 async def test_writes_wait_for_a_look_that_finds_room() -> None:
-    """What is written while a look goes on may not be in what it finds."""
+    """A measurement may not contain bytes that are written while it runs."""
     quota = DiskQuota()
     async with quota.writing(1 << 40):
         pass  # no limit
@@ -196,7 +196,7 @@ async def test_writes_wait_for_a_look_that_finds_room() -> None:
     assert began == [600, 400]
 
 
-async def test_what_is_being_written_is_taken_off() -> None:
+async def test_a_write_under_way_is_subtracted() -> None:
     """A measurement begins in the middle of a write: it may have seen none of it."""
     quota = DiskQuota()
     quota.bound(1000, 100)

@@ -42,7 +42,7 @@ from tests.support.clocks import START as CLOCK_START
 from tests.support.clocks import Network, TrueClock, round_trips
 from tests.support.journals import HandMade
 from tests.support.launch import run_to_end
-from tests.support.messages import refused, said
+from tests.support.messages import check_messages, refused
 from tests.support.ranks.streams import no_room, write_many, write_stream
 from tests.support.viewers.scene import START, Scene, device_work, make_run, make_window, training
 
@@ -83,12 +83,12 @@ def merged(
 
 
 def test_jobs_of_one_directory_are_distinguished(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """By the launcher's id, or else by name and size; which one must be said, and the choice is listed."""
+    """By the launcher's id, or else by name and size; one must be chosen, and the choice is listed."""
     add_rank(tmp_path, 0, job="one")
     add_rank(tmp_path, 0, job="two")
     add_rank(tmp_path, 1, job="")
     assert main(["merge", str(tmp_path), "--out", str(tmp_path / "x.json")]) == 1
-    said(capsys.readouterr().err, "--job", "'one', 'scene x2', 'two'")
+    check_messages(capsys.readouterr().err, "--job", "'one', 'scene x2', 'two'")
     _, report = merged(tmp_path, job="two")
     assert [member.rank for member in report.members] == [0]
     assert report.missing_ranks == "1"
@@ -171,9 +171,9 @@ def test_a_directory_without_journals(tmp_path: Path, capsys: pytest.CaptureFixt
     assert main(["merge", str(tmp_path), "--out", str(tmp_path / "x.json")]) == 1
     assert main(["merge", str(tmp_path / "none"), "--out", str(tmp_path / "x.json")]) == 1
     assert main(["merge", str(tmp_path), "--out", str(tmp_path / "x.json"), "--format", "hta"]) == 1
-    said = capsys.readouterr().err
-    assert "there is no journal" in said
-    assert f"stepscope merge: No such file or directory: {tmp_path / 'none'}\n" in said
+    output = capsys.readouterr().err
+    assert "there is no journal" in output
+    assert f"stepscope merge: No such file or directory: {tmp_path / 'none'}\n" in output
 
 
 def test_windows_and_steps_that_are_not_there(tmp_path: Path) -> None:
@@ -206,7 +206,7 @@ def test_windows_that_a_rank_lacks_are_one_line(tmp_path: Path) -> None:
     assert report.absent == ["rank 1: windows 1-2,4"]
 
 
-def test_what_a_journal_claims_of_its_size_is_not_believed(tmp_path: Path) -> None:
+def test_the_world_size_of_a_journal_is_not_believed(tmp_path: Path) -> None:
     """A world of 2 ** 60 ranks counts as unknown, and costs the journal nothing else; of the largest that is believed the
     missing ranks are counted, and written as ranges."""
     add_rank(tmp_path / "a", 0, world_size=1 << 60)
@@ -272,7 +272,7 @@ def test_devices_of_two_ranks_are_rows_of_their_own(tmp_path: Path) -> None:
     ),
     st.floats(-400, 400),
 )
-def test_what_nests_goes_on_nesting(spans: list[tuple[int, int, int]], drift: float) -> None:
+def test_nesting_survives_a_merge(spans: list[tuple[int, int, int]], drift: float) -> None:
     """Aligned spans keep their order and their nesting to the nanosecond, and no self time exceeds its span."""
     clock = TrueClock(ahead_ns=12_345, drift_ppm=drift)
     syncs = round_trips(clock, Network(), [CLOCK_START + i * 10**10 for i in range(60)], random.Random(9))
@@ -308,7 +308,7 @@ _ANY = st.sampled_from([0, 1, -1, START, -START, (1 << 62), -(1 << 62), (1 << 63
 def test_numbers_from_anywhere_do_no_harm(
     values: list[int], steps: list[int], seed: int, good_rank: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """Times, steps, ranks and events of a hostile stream: a good rank beside it is merged, nothing raises or overflows."""
+    """Times, steps, ranks and events of a hostile stream: a good rank is merged all the same, nothing raises or overflows."""
     require("pyarrow")
     directory = tmp_path_factory.mktemp("hostile")
     shutil.copytree(good_rank / "streams", directory / "streams")
@@ -384,7 +384,7 @@ def test_memory_does_not_hold_the_trace(suffix: str, sizes: list[Path], tmp_path
 
 
 def test_an_output_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
-    """Directories get their files when all are complete; the staging place is taken away."""
+    """Directories get their files when all are complete; the staging place is removed."""
     add_rank(tmp_path / "in", 0)
     (tmp_path / "in" / "streams" / "x").mkdir()
     target = tmp_path / "out"
@@ -402,6 +402,6 @@ def test_unknown_formats_are_refused(tmp_path: Path, capsys: pytest.CaptureFixtu
     add_rank(tmp_path, 0)
     with pytest.raises(SystemExit, match="2"):
         main(["merge", str(tmp_path), "--out", str(tmp_path / "x.unknown")])
-    said(capsys.readouterr().err, ".parquet (parquet)")
+    check_messages(capsys.readouterr().err, ".parquet (parquet)")
     with pytest.raises(SystemExit, match="2"):
         main(["merge", str(tmp_path), "--out", "x.json", "--steps", "9-2"])

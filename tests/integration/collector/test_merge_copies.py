@@ -74,7 +74,7 @@ def spans(directory: Path, out: Path) -> Counter[tuple[str, int]]:
 
 
 def test_a_stream_that_two_collectors_have(tmp_path: Path) -> None:
-    """One took it over from the other: the whole file counts, in whatever order they are given."""
+    """One took it over from the other: the whole file counts, in any order of the arguments."""
     add_rank(tmp_path / "b", 0)
     (whole,) = (tmp_path / "b").glob("streams/*")
     part = tmp_path / "a" / "streams" / ("0" * 32) / "journal"
@@ -89,7 +89,7 @@ def test_a_stream_that_two_collectors_have(tmp_path: Path) -> None:
 
 
 def test_copies_of_which_neither_has_all_are_reported(tmp_path: Path) -> None:
-    """The one with more events counts, and what is left out is said."""
+    """The one with more events counts, and the part that is left out is reported."""
     add_rank(tmp_path / "a", 0)
     (stream,) = (tmp_path / "a").glob("streams/*")
     stream.rename(stream.with_name("1" * 32))
@@ -134,7 +134,7 @@ def test_segments_that_were_evicted_are_missing_and_no_damage(tmp_path: Path, ev
     assert report.absent == []
     segment_paths(journals[0])[1].unlink()
     _, report = merged(tmp_path)
-    assert any("lost frames" in member.damage for member in report.members), "what nobody evicted is damage"
+    assert any("lost frames" in member.damage for member in report.members), "frames that nobody evicted are damage"
 
 
 def recorded(path: Path, run: Run, windows: dict[int, tuple[int, int, int]], segment_bytes: int = 0) -> Path:
@@ -152,7 +152,7 @@ def recorded(path: Path, run: Run, windows: dict[int, tuple[int, int, int]], seg
 
 @pytest.mark.parametrize("rank", [None, 0])
 def test_recordings_of_one_run_of_which_none_has_all(tmp_path: Path, rank: int | None) -> None:
-    """The one with most events counts, as they overlap in time, and what is left out is said."""
+    """The one with most events counts, as they overlap in time, and the part that is left out is reported."""
     run = msgspec.structs.replace(run_in(tmp_path), rank=rank)
     at = run.anchor.monotonic_ns
     ms = 1_000_000
@@ -226,7 +226,7 @@ def test_a_stream_of_which_each_directory_has_a_part(tmp_path: Path, overlap: in
         assert main(["merge", *map(str, sources), "--out", str(out)]) == 0
     rows = [events(out) for out in outputs]
     assert rows[1] == rows[2] == rows[0] and len(rows[0]) > 3
-    assert sorted(outputs) == sorted((tmp_path / "out").iterdir()), "what was put together is not left behind"
+    assert sorted(outputs) == sorted((tmp_path / "out").iterdir()), "temporary files are removed"
 
 
 def test_a_stream_that_lies_about_its_positions_costs_nobody_else(
@@ -325,7 +325,7 @@ def lost(overflow: int, queue: int, in_flight: int = 0) -> Ledger:
     )
 
 
-def test_what_each_rank_lost_is_reported(tmp_path: Path) -> None:
+def test_losses_of_each_rank_are_reported(tmp_path: Path) -> None:
     """By rank, source, output and reason, in the window and in the run; nothing is mixed, nothing is left out."""
     for rank in (0, 1):
         add_windows(tmp_path, rank, make_window(ledger=lost(2 + 3 * rank, 7 * rank, rank)))
@@ -350,8 +350,8 @@ def test_the_accounts_are_in_what_is_written(tmp_path: Path) -> None:
         add_windows(tmp_path / "in", rank, make_window(ledger=lost(1, 2)))
     asyncio.run(write_merged([tmp_path / "in"], tmp_path / "trace.json"))
     rows: list[dict[str, Any]] = json.loads((tmp_path / "trace.json").read_text())
-    said = [row["args"]["ledger"] for row in rows if row["name"] in ("window 0", "stepscope")]
-    assert [msgspec.convert(one, Ledger).dropped() for one in said] == [2, 2]
+    ledgers = [row["args"]["ledger"] for row in rows if row["name"] in ("window 0", "stepscope")]
+    assert [msgspec.convert(one, Ledger).dropped() for one in ledgers] == [2, 2]
     asyncio.run(write_merged([tmp_path / "in"], tmp_path / "out.journal"))
     with JournalReader(tmp_path / "out.journal") as reader:
         items = list(reader)
@@ -379,7 +379,7 @@ def test_each_rank_alone_has_its_own_accounts(tmp_path: Path, windows: int) -> N
     assert sorted(outputs, key=str) == [0, 1]
 
 
-def test_what_journals_claim_stays_writable() -> None:
+def test_absurd_counts_of_journals_stay_writable() -> None:
     """Counts that no run has: the sum still fits into a file, whatever it is of."""
     huge = Ledger(
         {"x": SourceLedger(MAX_COUNT, MAX_COUNT, {"y": MAX_COUNT}, MAX_COUNT, MAX_COUNT)},

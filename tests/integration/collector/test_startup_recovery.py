@@ -37,7 +37,7 @@ from stepscope.runtime.journal.segments import segment_paths
 from stepscope.runtime.journal.writer import JournalWriter
 from tests.support.basics import poll
 from tests.support.collectors import answer, collecting, welcomed
-from tests.support.messages import said
+from tests.support.messages import check_messages
 from tests.support.object_stores import Stream as SegmentedStream
 from tests.support.streams import CONNECTION, frames, frames_header
 from tests.unit.collector.test_collector_live import SECOND, START, a_life, events_frame, record_frame, run_of, sync
@@ -111,7 +111,7 @@ async def test_an_odd_stream_costs_itself_only(tmp_path: Path, what: str) -> Non
 
 @pytest.mark.parametrize("what", ODD)
 async def test_an_odd_stream_that_is_connected_goes_on(tmp_path: Path, what: str) -> None:
-    """What arrives after its file was read is shown: the page does not stay as it was."""
+    """Events that arrive after its file was read are shown: the page does not stay as it was."""
     store, streams = Store(CollectorSettings(directory=tmp_path)), Streams(8)
     path = stored(store, "b" * 32, ODD[what])
     restoring = StartupRecovery(store, streams)
@@ -170,7 +170,7 @@ async def test_a_file_that_is_no_journal(tmp_path: Path, caplog: pytest.LogCaptu
     restoring.look()
     await restoring.run()
     assert list(streams.all) == ["a" * 32]
-    said(caplog.records, "b" * 32)
+    check_messages(caplog.records, "b" * 32)
 
 
 async def test_of_earlier_segments_the_index_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,9 +32,9 @@ from stepscope.runtime.loop_threads.ending_tasks import end_tasks
 from tests.support.basics import at_once, poll
 from tests.support.collecting import collecting, trained
 from tests.support.collectors import answer, connected
-from tests.support.messages import said
+from tests.support.messages import check_messages
 from tests.support.streams import frames, frames_header, hello
-from tests.support.windowed import END, Frame, encoded, run_of, stored, windows
+from tests.support.window_streams import END, Frame, encoded, run_of, stored, windows
 
 ONE, TWO, THREE = "1" * 32, "2" * 32, "3" * 32
 KIB, MIB = 1 << 10, 1 << 20
@@ -55,7 +55,7 @@ def events_in(path: Path) -> Counter[int]:
     return found
 
 
-def taken(directory: Path) -> int:
+def used_bytes(directory: Path) -> int:
     """Bytes on disk of a directory's content, as du counts them."""
     return sum(
         os.lstat(Path(at, name)).st_blocks * 512 for at, below, files in os.walk(directory) for name in below + files
@@ -67,11 +67,11 @@ def some(first: int, count: int = 4, rank: int = 0) -> list[Frame]:
     return [run_of(rank), *windows(range(first, first + count), 64 * KIB, began=first, first=2 * first)]
 
 
-# what counts
+# sizes
 
 
 def test_everything_counts_that_a_collector_writes(tmp_path: Path) -> None:
-    """Streams, what is beside them, files that are made for a download; nothing of others."""
+    """Streams, the files next to them, files that are made for a download; nothing of others."""
     directory = tmp_path / "c"
     with collecting(directory, "--disk", str(1 << 40)) as collector:
         trained(collector.url, 0)
@@ -79,9 +79,9 @@ def test_everything_counts_that_a_collector_writes(tmp_path: Path) -> None:
         (directory / "downloads" / "one").mkdir(parents=True)
         (directory / "downloads" / "one" / "x").write_bytes(os.urandom(MIB))
         collector.stop()
-    assert disk_use(directory).total == taken(directory) > MIB
+    assert disk_use(directory).total == used_bytes(directory) > MIB
     (directory / "of somebody else").write_bytes(os.urandom(MIB))
-    assert disk_use(directory).total == taken(directory) - MIB
+    assert disk_use(directory).total == used_bytes(directory) - MIB
 
 
 async def test_a_stream_that_is_connected_is_not_deleted(store: Store) -> None:
@@ -95,7 +95,7 @@ async def test_a_stream_that_is_connected_is_not_deleted(store: Store) -> None:
     assert path.exists() and storage.enforce().deleted == [ONE]
 
 
-# what a look costs
+# cost of a measurement
 
 
 async def looked(storage: Storage) -> None:
@@ -142,7 +142,7 @@ def counting(monkeypatch: pytest.MonkeyPatch, below: Path) -> Generator[Counter[
 
 
 async def test_without_a_limit_the_directory_is_not_looked_at(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is shown is what there was at the start, and what was written since."""
+    """The page shows the size at the start plus the bytes that were written since."""
     stored(store, ONE, some(0), some(4))
     store = Store(CollectorSettings(directory=store.directory))
     storage = Storage(store, StoragePolicy())
@@ -177,7 +177,7 @@ async def test_a_look_asks_for_each_segment_once_and_is_not_repeated(
     raise AssertionError("no look was due")
 
 
-# what is in the way
+# files that cannot be removed or read
 
 
 @contextmanager
@@ -208,11 +208,11 @@ def test_a_stream_that_cannot_be_looked_at_does_not_keep_a_collector_from_starti
         again, streams = Store(CollectorSettings(directory=store.directory)), Streams(8)
         StartupRecovery(again, streams).look()
     assert again.bytes == good.stat().st_size and list(streams.unread) == [ONE]
-    said(caplog.records, bad, "Input/output error")
+    check_messages(caplog.records, bad, "Input/output error")
 
 
 def test_a_file_that_cannot_be_read_costs_itself(store: Store) -> None:
-    """Whatever is wrong with it; it is named until it is gone."""
+    """A file with any fault is named until it is gone."""
     bad = stored(store, ONE, some(0), some(4))
     bad.write_bytes(os.urandom(300 * KIB))
     stored(store, TWO, some(0, rank=1)).write_bytes(b"")
@@ -228,7 +228,7 @@ def test_a_file_that_cannot_be_read_costs_itself(store: Store) -> None:
 
 
 async def test_evictions_are_counted_though_the_disk_fails_then(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """How much of it is free cannot be asked: what was evicted is known all the same, and the problem said."""
+    """How much of it is free cannot be asked: what was evicted is known all the same, and the problem reported."""
     path = stored(store, ONE, some(0), some(4))
     store = Store(CollectorSettings(directory=store.directory))
     streams = Streams(8)
@@ -249,7 +249,7 @@ async def test_evictions_are_counted_though_the_disk_fails_then(store: Store, mo
     assert at_once(streams.totals())[0].events == 8 * KIB
 
 
-async def test_what_was_evicted_counts_the_same_after_a_start(store: Store) -> None:
+async def test_evicted_events_count_the_same_after_a_start(store: Store) -> None:
     """Events are what they were, windows say that a part is gone, and what was evicted is not missing."""
     stored(store, ONE, some(0), some(4), some(8), [*some(12), END])
 
@@ -280,7 +280,7 @@ async def test_what_was_evicted_counts_the_same_after_a_start(store: Store) -> N
 
 
 async def sent(url: str, stream: str, made: list[Frame]) -> protocol.Header:
-    """What a collector says to a stream that is sent in messages of five frames."""
+    """The collector's answer to a stream that is sent in messages of five frames."""
     async with connected(url.replace("http", "ws")) as one:
         await one.send(hello(stream=stream))
         found = await answer(one)
@@ -294,7 +294,7 @@ async def sent(url: str, stream: str, made: list[Frame]) -> protocol.Header:
 
 
 async def test_fast_writers_do_not_run_past_the_limit(tmp_path: Path) -> None:
-    """What they send waits for room, none of it is refused, and the newest is there in the end."""
+    """Their messages wait for room, none is refused, and the newest is there in the end."""
     limit = 4 * MIB
     settings = CollectorSettings(directory=tmp_path, port=0, disk_bytes=limit, keep_newest=2, keep_slowest=0)
     collector = Collector(settings)

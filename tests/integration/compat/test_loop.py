@@ -25,7 +25,7 @@ from stepscope.runtime.events.record import Kind
 from tests.support.arming import SOCKET, arm_here, say_in_environment
 from tests.support.basics import ROOT
 from tests.support.frameworks import Runs, steps
-from tests.support.messages import refused, said
+from tests.support.messages import check_messages, refused
 
 
 def settings_of(tmp_path: Path, **given: Any) -> LoopSettings:
@@ -78,7 +78,7 @@ def test_logged_values(tmp_path: Path) -> None:
 
 @pytest.mark.checklist("F7")
 def test_a_deleted_loop_closes_its_run(tmp_path: Path) -> None:
-    """Whoever drops a callback after an exception leaves no thread running, and keeps what was recorded."""
+    """A callback that is dropped after an exception leaves no thread running, and keeps its recorded events."""
     memory = sc.exporters.MemoryExporter()
     loop = Loop(settings_of(tmp_path, exporters=[memory], schedule=sc.schedule(wait=0, warmup=0, active=9)), "x")
     loop.open("fit")
@@ -91,7 +91,7 @@ def test_a_deleted_loop_closes_its_run(tmp_path: Path) -> None:
 
 
 def test_a_ready_made_exporter_serves_one_run(tmp_path: Path) -> None:
-    """It is closed with its run; the next is written without it, and that is said."""
+    """It is closed with its run; the next is written without it, and that is reported."""
     memory = sc.exporters.MemoryExporter()
     loop = Loop(settings_of(tmp_path, exporters=[memory], schedule=None), "x")
     run_steps(loop, "fit", 2)
@@ -115,12 +115,12 @@ class Hooks(TracingCallback):
 
 
 def test_hooks_never_raise(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """What they raise is kept, counted, logged while there is room, and raised for those who ask."""
+    """An exception of a hook is stored, counted, logged while there is room, and raised for callers that ask."""
     hooks = Hooks(Loop(settings_of(tmp_path), "x"))
     for number in range(MAX_ERRORS + 3):
         hooks.hook(number)
     assert [str(error) for error in hooks.errors] == [f"number {number}" for number in range(MAX_ERRORS)]
-    said(caplog.records, "x", "ValueError: number 0")
+    check_messages(caplog.records, "x", "ValueError: number 0")
     with refused(ExceptionGroup, "x", f"{MAX_ERRORS + 3} errors"):
         hooks.raise_errors()
 
@@ -163,7 +163,7 @@ def test_wrong_settings_are_refused_at_once(given: dict[str, Any], facts: list[s
 
 
 def test_keywords_are_the_settings() -> None:
-    """What type checkers know of the keywords is what there is."""
+    """The type of the keywords for type checkers has the same names as the settings."""
     assert set(LoopArguments.__annotations__) == set(LoopSettings.__struct_fields__)
 
 
@@ -204,7 +204,7 @@ CALLS = ("open", "step", "enter", "leave", "close", "copy")
 @settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(calls=st.lists(st.sampled_from(CALLS), max_size=24), first=st.integers(0, 1000))
 def test_hooks_in_any_order(tmp_path: Path, calls: list[str], first: int) -> None:
-    """Whatever a framework calls when, each run has the steps and spans that were told of while it was open."""
+    """Each run has the steps and spans that came while it was open, in whatever order a framework calls the hooks."""
     runs = Runs()
     where = tempfile.mkdtemp(dir=tmp_path)
     loop = Loop(LoopSettings(output_dir=where, tensorboard=False, schedule=None, exporters=[runs]), "x")
@@ -240,7 +240,7 @@ def test_hooks_in_any_order(tmp_path: Path, calls: list[str], first: int) -> Non
     for (_, _, memory), (count, spans) in zip(runs.made, expected, strict=True):
         numbers = [number for window in steps(memory) for number in window]
         assert numbers[:count] == list(range(first, first + count))
-        assert len(numbers) <= count + 1  # what came after the last call of step()
+        assert len(numbers) <= count + 1  # spans after the last call of step()
         assert memory.names(kind=Kind.SPAN).count("work") == spans
 
 
@@ -253,7 +253,7 @@ def test_a_wrong_world_size_is_refused(wrong: Any) -> None:
 
 @pytest.mark.checklist("B6")
 def test_what_can_be_asked_for_replaces_only_the_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the program or by the environment; a schedule that was given is followed besides."""
+    """By the program or by the environment; a schedule in the arguments is followed as well."""
     cycle = sc.schedule(wait=1, warmup=0, active=1, repeat=1)
     recorded: list[list[tuple[int, ...]]] = []
     for chosen in ({"control": SOCKET}, {"control": SOCKET, "schedule": cycle}, {}, {"schedule": cycle}):

@@ -14,7 +14,7 @@ import pytest
 import stepscope as sc
 import stepscope.torch as ours
 from stepscope.exporters.memory import MemoryExporter
-from tests.support.messages import refused, said
+from tests.support.messages import check_messages, refused
 from tests.support.operators import cpu, torch
 
 
@@ -95,11 +95,11 @@ def test_what_is_no_number_does_not_end_training(wrong: Any, caplog: pytest.LogC
         prof.step()
         prof.step_num = wrong
         assert prof.step_num == 1
-    said(caplog.records, "step_num", "step 1")
+    check_messages(caplog.records, "step_num", "step 1")
 
 
 def test_other_states_that_torch_lets_programs_write(caplog: pytest.LogCaptureFixture) -> None:
-    """What cannot be had is logged; nothing raises."""
+    """A state that cannot be read is logged; nothing raises."""
     with ours.profile(activities=cpu(), schedule=ours.schedule(wait=1, warmup=0, active=1)) as prof:
         for name in ("current_action", "schedule", "profiler", "step_rec_fn", "action_map", "record_steps"):
             setattr(prof, name, None)

@@ -21,7 +21,7 @@ from stepscope.runtime.errors import OutputError
 from tests.support.basics import poll, require
 from tests.support.collectors import collecting, journals
 from tests.support.commands import stepscope
-from tests.support.messages import refused, said
+from tests.support.messages import check_messages, refused
 
 QUICK = sc.exporters.LinkSettings(timeout=2.0, first_delay=0.01, longest_delay=0.05)
 
@@ -50,13 +50,13 @@ def test_commands_refuse_another_machine_without_tls(tmp_path: Path, capsys: pyt
         ("deliver", str(tmp_path)),
     ):
         assert main([*command, "--url", "ws://other-host:7788"]) == 1, command
-        said(capsys.readouterr().err, "--insecure")
+        check_messages(capsys.readouterr().err, "--insecure")
 
 
 def test_commands_refuse_nats_on_another_machine_without_tls(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Who sends there and who takes from there."""
+    """Both commands refuse: `deliver`, which sends there, and `collect`, which reads from there."""
     require("nats")
     with sc.trace(output_dir=tmp_path / "run"):
         pass
@@ -65,7 +65,7 @@ def test_commands_refuse_nats_on_another_machine_without_tls(
         ("collect", "--dir", str(tmp_path / "c"), "--port", "0", "--from", "nats://other-host"),
     ):
         assert main([*command]) == 1, command
-        said(capsys.readouterr().err, "--nats-insecure")
+        check_messages(capsys.readouterr().err, "--nats-insecure")
 
 
 def test_the_line_for_training_scripts_can_be_used() -> None:
@@ -131,7 +131,7 @@ async def redirecting(status: int, to: str) -> AsyncGenerator[str]:
 
 
 async def test_a_stream_follows_no_redirect(tmp_path: Path) -> None:
-    """A collector that a redirect names gets nothing, and it is said where it led."""
+    """A collector that a redirect names gets nothing, and the error says where it led."""
     async with (
         collecting(tmp_path / "c") as elsewhere,
         redirecting(308, f"{elsewhere.url}/v1/stream?secret=hunter2") as named,
@@ -168,18 +168,18 @@ async def test_commands_follow_no_redirect(tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore:parameter .timeout.:DeprecationWarning")
 async def test_a_websocket_of_nats_follows_no_redirect(tmp_path: Path) -> None:
-    """The client of NATS does: the server that it got to is told nothing."""
+    """The client of NATS does: the server that it reached gets nothing."""
     require("nats")
     aiohttp = require("aiohttp")
     web = require("aiohttp.web")
     info = {"server_id": "x", "version": "2.10.0", "max_payload": 1 << 20, "headers": True, "proto": 1}
-    told: list[bytes] = []
+    messages: list[bytes] = []
 
     async def elsewhere(request: object) -> object:
         socket = web.WebSocketResponse()
         await socket.prepare(request)
         await socket.send_bytes(f"INFO {json.dumps(info)}\r\n".encode())
-        told.extend([message.data async for message in socket if message.type == aiohttp.WSMsgType.BINARY])
+        messages.extend([message.data async for message in socket if message.type == aiohttp.WSMsgType.BINARY])
         return socket
 
     app = web.Application()
@@ -202,4 +202,4 @@ async def test_a_websocket_of_nats_follows_no_redirect(tmp_path: Path) -> None:
                 await each.close()
     finally:
         await runner.cleanup()
-    assert not told
+    assert not messages

@@ -82,7 +82,7 @@ async def test_it_keeps_the_contract(collector: tuple[str, Path], tmp_path: Path
     await check_exporter(exporter, tmp_path, read_back, writes_files=False)
 
 
-async def test_what_is_confirmed_is_exported_and_no_sooner(tmp_path: Path) -> None:
+async def test_events_are_exported_once_they_are_confirmed(tmp_path: Path) -> None:
     """Events are in flight until the collector has written them."""
     port = free_port()
     exporter = CollectorExporter(f"ws://127.0.0.1:{port}", settings=QUICK)
@@ -100,7 +100,7 @@ async def test_what_is_confirmed_is_exported_and_no_sooner(tmp_path: Path) -> No
     assert spans_of(journal) == {"x": 12}
 
 
-async def test_what_finds_no_room_is_counted(tmp_path: Path) -> None:
+async def test_events_without_room_are_counted(tmp_path: Path) -> None:
     """The buffer is full: events are left out and marked in the stream; later there is room again."""
     port = free_port()
     settings = LinkSettings(buffer_bytes=1 << 20, first_delay=0.01, longest_delay=0.05)
@@ -264,7 +264,7 @@ def command(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_cut_journal_is_completed_before_it_is_delivered(tmp_path: Path, collector: tuple[str, Path]) -> None:
-    """What no process writes any more; a file without its first frame is refused."""
+    """Only a journal that no process writes any more; a file without its first frame is refused."""
     url, place = collector
     journal = tmp_path / "journal"
     with sc.trace(output_dir=tmp_path / "run"):

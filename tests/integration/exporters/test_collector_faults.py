@@ -1,4 +1,4 @@
-"""The exporter before collectors that are away, refuse, hang, lie or are slow: nothing is held up, and all is accounted for."""
+"""The exporter before collectors that are away, refuse, hang, lie or are slow: nothing is blocked, and all is accounted for."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ async def websocket(handler: Callable[[ServerConnection], Awaitable[None]]) -> A
         yield f"ws://127.0.0.1:{listening.getsockname()[1]}"
 
 
-def tells(*messages: bytes | str) -> Callable[[ServerConnection], Awaitable[None]]:
+def sends(*messages: bytes | str) -> Callable[[ServerConnection], Awaitable[None]]:
     """Answers Hello with these messages, and goes on reading."""
 
     async def handle(connection: ServerConnection) -> None:
@@ -119,7 +119,7 @@ def tells(*messages: bytes | str) -> Callable[[ServerConnection], Awaitable[None
 
 
 async def stopped(exporter: CollectorExporter, seconds: float = 0.3) -> str:
-    """Closes as a pipeline does whose deadline comes; what is said of it."""
+    """Closes as a pipeline does whose deadline comes; returns the message."""
     task = asyncio.ensure_future(exporter.aclose())
     start = time.monotonic()
     await asyncio.wait([task], timeout=seconds)
@@ -186,12 +186,12 @@ async def test_a_server_that_is_no_collector(kind: str, tmp_path: Path) -> None:
 
 
 LYING = {
-    "a wrong first answer": tells(protocol.encode(protocol.Ack(0))),
-    "frames that were never made": tells(protocol.encode(welcome(1 << 40, 1 << 20))),
-    "a confirmation of the future": tells(protocol.encode(welcome(0, 1 << 20)), protocol.encode(protocol.Ack(1 << 50))),
-    "a message that is no answer": tells(protocol.encode(welcome(0, 1 << 20)), protocol.encode(frames_header(0, 0))),
-    "too much": tells(b"\0" * (protocol.MAX_HEADER + 100)),
-    "nothing after Welcome": tells(protocol.encode(welcome(0, 0))),
+    "a wrong first answer": sends(protocol.encode(protocol.Ack(0))),
+    "frames that were never made": sends(protocol.encode(welcome(1 << 40, 1 << 20))),
+    "a confirmation of the future": sends(protocol.encode(welcome(0, 1 << 20)), protocol.encode(protocol.Ack(1 << 50))),
+    "a message that is no answer": sends(protocol.encode(welcome(0, 1 << 20)), protocol.encode(frames_header(0, 0))),
+    "too much": sends(b"\0" * (protocol.MAX_HEADER + 100)),
+    "nothing after Welcome": sends(protocol.encode(welcome(0, 0))),
 }
 
 
@@ -218,7 +218,7 @@ async def test_a_collector_that_lies(kind: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("reason", ["full", "x" * 900])
 async def test_a_refusal_in_the_protocol(reason: str, tmp_path: Path) -> None:
     """One that time does not change ends the waiting; the reason is shown, but not more than is good."""
-    async with websocket(tells(protocol.encode(protocol.Refused(reason, False)))) as url:
+    async with websocket(sends(protocol.encode(protocol.Refused(reason, False)))) as url:
         exporter = CollectorExporter(url, settings=QUICK)
         await exporter.open(run_of(tmp_path / "run"))
         await exporter.aclose()
@@ -230,7 +230,7 @@ async def test_a_refusal_in_the_protocol(reason: str, tmp_path: Path) -> None:
 async def test_a_refusal_of_each_connection_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """As of a collector without room, which takes the connection before it knows."""
     messages = protocol.encode(welcome(0)), protocol.encode(protocol.Refused("full", True))
-    async with websocket(tells(*messages)) as url:
+    async with websocket(sends(*messages)) as url:
         exporter = CollectorExporter(url, settings=QUICK)
         await exporter.open(run_of(tmp_path / "run"))
         await poll(lambda: (found := exporter.statistics()) is not None and found.connections > 3)
@@ -283,19 +283,19 @@ async def test_a_collector_that_closes_at_random(tmp_path: Path) -> None:
 
 async def test_a_collector_that_is_slow_gets_less_at_once_and_more_time(tmp_path: Path) -> None:
     """One that reads a few KB a second is not given up again and again in the middle of the same message."""
-    taken = 0
+    received = 0
 
     async def slow(connection: ServerConnection) -> None:
-        nonlocal taken
+        nonlocal received
         await connection.recv()
-        await connection.send(protocol.encode(welcome(taken, 1 << 20)))
+        await connection.send(protocol.encode(welcome(received, 1 << 20)))
         async for message in connection:
             assert isinstance(message, bytes)
             header, payload = protocol.decode(message)
             if isinstance(header, protocol.Frames):
                 await asyncio.sleep(len(payload) / 100_000)
-                taken = max(taken, header.first + header.count)
-                await connection.send(protocol.encode(protocol.Ack(taken)))
+                received = max(received, header.first + header.count)
+                await connection.send(protocol.encode(protocol.Ack(received)))
 
     settings = LinkSettings(timeout=0.5, first_delay=0.01, longest_delay=0.05, first_sync=10, sync_interval=10)
     async with websocket(slow) as url:
@@ -325,7 +325,7 @@ async def test_a_certificate_is_checked(tmp_path: Path) -> None:
     async with tcp(listen, serving) as url:
         exporter = CollectorExporter(url, token="s3cret", settings=QUICK)
         await exporter.open(run_of(tmp_path / "run"))
-        # A handshake may take too long at first, which is said then.
+        # A handshake may take too long at first, which is reported then.
         await poll(lambda: (found := exporter.statistics()) and "CERTIFICATE_VERIFY_FAILED" in found.last_error)
         await stopped(exporter)
         assert not [data for data in heard if data]
@@ -402,7 +402,7 @@ def test_urls_that_cannot_work_are_refused_at_once(url: str, fact: str) -> None:
 
 
 def test_a_url_may_be_a_browser_s() -> None:
-    """What a user has at hand works."""
+    """The address in the browser's address bar works."""
     for url, expected in {
         "http://localhost:7788": "ws://localhost:7788/v1/stream",
         "https://host/": "wss://host/v1/stream",
@@ -421,7 +421,7 @@ async def test_a_collector_that_takes_nothing_holds_the_end_up_for_its_own_time(
     settings = LinkSettings(timeout=0.5, closing_seconds=0.1)
     options = sc.Options(close_timeout=3600.0)
     with socket.create_server(("127.0.0.1", 0)) as listening:
-        async with websocket(tells(protocol.encode(welcome(0)))) as confirms_nothing:
+        async with websocket(sends(protocol.encode(welcome(0)))) as confirms_nothing:
             urls = {
                 "away": f"ws://127.0.0.1:{free_port()}",
                 "half-open": f"ws://127.0.0.1:{listening.getsockname()[1]}",

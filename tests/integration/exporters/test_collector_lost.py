@@ -37,7 +37,7 @@ from tests.support.basics import poll
 from tests.support.collectors import collecting, free_port, journals
 from tests.support.collectors import spans as spans_of
 from tests.support.commands import python
-from tests.support.messages import said
+from tests.support.messages import check_messages
 from tests.support.streams import hello
 
 QUICK = LinkSettings(first_delay=0.01, longest_delay=0.05)
@@ -73,8 +73,8 @@ async def test_segments_that_are_nowhere_any_more_are_counted(tmp_path: Path) ->
     assert restarted.all[exporter.stream].events in (recording.events, recording.events - 1)
 
 
-async def test_what_a_lost_connection_raises_is_logged_once(tmp_path: Path) -> None:
-    """Whoever sent and whoever listened: nothing of it is left for the loop to complain of."""
+async def test_a_lost_connection_is_logged_once(tmp_path: Path) -> None:
+    """No exception of a sender or listener is left for the loop to complain of."""
     complaints: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
     journal = JournalExporter(tmp_path / "journal")
@@ -95,9 +95,11 @@ async def test_what_a_lost_connection_raises_is_logged_once(tmp_path: Path) -> N
         server.transport.abort()
 
     async with websocket(vanish) as url:
-        said, _ = protocol.decode(hello())
-        assert isinstance(said, protocol.Hello)
-        link = WebSocketTransport(Address(url, None), LinkSettings(first_delay=30), None, Feed(shipper, lambda: said))
+        message, _ = protocol.decode(hello())
+        assert isinstance(message, protocol.Hello)
+        link = WebSocketTransport(
+            Address(url, None), LinkSettings(first_delay=30), None, Feed(shipper, lambda: message)
+        )
         link.start()
         await poll(lambda: link.statistics().last_error)
         await link.close()
@@ -108,7 +110,7 @@ async def test_what_a_lost_connection_raises_is_logged_once(tmp_path: Path) -> N
 
 
 def blocked(link: WebSocketTransport | None) -> bool:
-    """Whether a connection has more to send than is taken."""
+    """Whether a connection has more to send than is read."""
     socket = None if link is None else link._socket  # pyright: ignore[reportPrivateUsage]
     return socket is not None and socket.transport.get_write_buffer_size() > 1 << 19
 
@@ -131,23 +133,23 @@ print(profiler.report())
 """
 
 
-async def test_what_the_report_says_to_do_sends_everything(tmp_path: Path) -> None:
-    """The run ends without an error; the command that its report has, typed where it ran, delivers all that was kept."""
+async def test_the_command_of_the_report_sends_everything(tmp_path: Path) -> None:
+    """The run ends without an error; the command that its report has, typed where it ran, delivers all stored events."""
     port = free_port()
     done = await asyncio.to_thread(python, "-c", PROGRAM, port, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     (line,) = (line for line in done.stdout.splitlines() if line.startswith("  output    collector: "))
-    said = line.removeprefix("  output    ")
-    assert said in done.stderr and "TimeoutError" not in done.stderr + done.stdout
-    counts, _, command = said.partition("; when this process has ended, send that with: ")
-    told = re.fullmatch(r"collector: 0 of (\d+) events confirmed, (\d+) kept in (.*) \((.*)\)", counts)
-    assert told is not None and int(told[1]) == int(told[2]) >= 80
-    assert Path(told[3]) == tmp_path / "a run" / "journal" and f"ws://127.0.0.1:{port}" in told[4]
+    text = line.removeprefix("  output    ")
+    assert text in done.stderr and "TimeoutError" not in done.stderr + done.stdout
+    counts, _, command = text.partition("; when this process has ended, send that with: ")
+    match = re.fullmatch(r"collector: 0 of (\d+) events confirmed, (\d+) kept in (.*) \((.*)\)", counts)
+    assert match is not None and int(match[1]) == int(match[2]) >= 80
+    assert Path(match[3]) == tmp_path / "a run" / "journal" and f"ws://127.0.0.1:{port}" in match[4]
     program, *words = shlex.split(command)
     assert program == "stepscope"
     async with collecting(tmp_path / "c", port=port, token="t"):
         sent = await asyncio.to_thread(python, "-m", "stepscope", *words, cwd=tmp_path)
-    assert sent.returncode == 0 and f"{told[1]} events" in sent.stdout, sent.stderr
+    assert sent.returncode == 0 and f"{match[1]} events" in sent.stdout, sent.stderr
     (journal,) = journals(tmp_path / "c")
     assert spans_of(journal)["work"] == 40
 
@@ -158,7 +160,7 @@ async def test_a_wrong_token_is_reported_and_the_command_asks_for_one(tmp_path: 
         for token in ("token='wrong'", "token=None"):
             program = PROGRAM.replace('token=Path("token")', token).replace("a run", token)
             done = await asyncio.to_thread(python, "-c", program, running.port, cwd=tmp_path)
-            said(done.stderr, "401", "token=")
+            check_messages(done.stderr, "401", "token=")
             assert re.search(r"send that with: .* --token-file FILE$", done.stdout, re.MULTILINE), done.stdout
 
 

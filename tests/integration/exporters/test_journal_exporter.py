@@ -1,4 +1,4 @@
-"""The journal exporter: what it was given is on the disk, whatever happens to process, disk and directory."""
+"""The journal exporter: all its events are on the disk, whatever happens to process, disk and directory."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ async def test_the_journal_and_its_directories_are_private(tmp_path: Path, outpu
 
 
 async def test_other_journals_are_left_alone(tmp_path: Path) -> None:
-    """A name that is taken, by a file or a link to nowhere, is not touched; the exporter tells its own."""
+    """A name that is in use, by a file or a link to nowhere, is not touched; the exporter recognises its own."""
     (tmp_path / "x.journal").write_text("precious")
     (tmp_path / "x-2.journal").symlink_to(tmp_path / "nowhere")
     exporter = JournalExporter(tmp_path / "x.journal")
@@ -152,7 +152,7 @@ def test_a_million_steps_fit(tmp_path: Path) -> None:
 
 
 async def test_a_full_disk_is_an_error_and_leaves_no_half_frame(tmp_path: Path) -> None:
-    """What does not fit the disk raises, what was written stays readable, and later batches fit when there is room."""
+    """A batch that does not fit the disk raises, written frames stay readable, and later batches fit when there is room."""
     # The names of all tests before are in the first frames, and must fit.
     with disks.small_disk(tmp_path / "disk", 32 << 20) as small_disk:
         await fill(small_disk, ballast_bytes=24 << 20)
@@ -214,27 +214,27 @@ async def test_metadata_added_later_is_not_lost_by_a_crash(tmp_path: Path) -> No
 async def test_a_slow_disk_holds_up_the_journal_only(tmp_path: Path) -> None:
     """While the kernel does not take the bytes, everything else goes on: here it is this loop that lets it take them."""
     place = tmp_path / "journal"
-    outlet = ExporterWorker(JournalExporter(place), run_in(tmp_path), 1 << 26)
-    outlet.start()
+    worker = ExporterWorker(JournalExporter(place), run_in(tmp_path), 1 << 26)
+    worker.start()
     await poll(place.exists)
-    await outlet.drained()
+    await worker.drained()
     descriptor = next(int(name) for name in os.listdir("/proc/self/fd") if _target(name) == str(place.resolve()))
     read_end, write_end = os.pipe()
     os.set_blocking(read_end, False)
     # A pipe takes the place of the file: a write of more than it holds waits until somebody reads.
     os.dup2(write_end, descriptor)
     os.close(write_end)
-    outlet.offer(scattered(batch_of(spans(["x"] * 20_000))))
-    outlet.finish()
-    taken = 0
+    worker.offer(scattered(batch_of(spans(["x"] * 20_000))))
+    worker.finish()
+    size = 0
     with anyio.fail_after(30):
-        while not outlet.ended:
+        while not worker.ended:
             await anyio.sleep(0.001)
             with contextlib.suppress(BlockingIOError):
-                taken += len(os.read(read_end, 1 << 16))
-    taken += len(os.read(read_end, 1 << 16))  # what the pipe still held
-    assert taken > 4 * (1 << 16)
-    assert ledger_of(outlet).exported == 20_000
+                size += len(os.read(read_end, 1 << 16))
+    size += len(os.read(read_end, 1 << 16))  # the rest in the pipe
+    assert size > 4 * (1 << 16)
+    assert ledger_of(worker).exported == 20_000
     os.close(read_end)
 
 

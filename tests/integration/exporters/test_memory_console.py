@@ -1,4 +1,4 @@
-"""The memory exporter keeps and misbehaves as told; the console exporter shows progress and never raises."""
+"""The memory exporter stores events and misbehaves on demand; the console exporter shows progress and never raises."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ async def test_memory_joins_blocks_as_they_are(tmp_path: Path) -> None:
 
 
 async def test_memory_is_bounded(tmp_path: Path) -> None:
-    """What does not fit is counted."""
+    """Events that do not fit are counted."""
     exporter = MemoryExporter(max_bytes=200)
     await exporter.open(run_in(tmp_path))
     await exporter.export(batch_of(spans(["a", "b", "c"])))
@@ -68,7 +68,7 @@ async def test_memory_is_bounded(tmp_path: Path) -> None:
 @pytest.mark.parametrize("method", ["open", "export", "close_window", "aclose"])
 async def test_memory_fails_where_it_is_made_to(tmp_path: Path, method: str) -> None:
     """Each method can be made to raise; the others go on."""
-    exporter = MemoryExporter(fail={method: OutputError("told to")})  # type: ignore[dict-item] # pyright: ignore
+    exporter = MemoryExporter(fail={method: OutputError("on demand")})  # type: ignore[dict-item] # pyright: ignore
     batch = batch_of(spans(["x"]))
     calls = {
         "open": lambda: exporter.open(run_in(tmp_path)),
@@ -131,7 +131,7 @@ class Clock:
 
 
 async def test_console_shows_progress_at_intervals(tmp_path: Path) -> None:
-    """One line per interval tells step, pace, events and drops; the last one tells the end."""
+    """One line per interval has step, pace, events and drops; the last one reports the end."""
     stream, clock = io.StringIO(), Clock()
     exporter = ConsoleExporter(stream, 1.0, clock=clock)
     await exporter.open(run_in(tmp_path, "my run"))
@@ -194,13 +194,13 @@ async def test_console_says_what_became_of_everything(tmp_path: Path) -> None:
     await exporter.close_window(msgspec.structs.replace(window_of(0, batch_of(spans(["x"]))), ledger=ledger))
     await exporter.aclose()
     await exporter.aclose()
-    said = (
+    text = (
         "  98 of 120 events; dropped: 2 of recorder (overflow), 3 at journal (queue)\n"
         "  recorder: of 120 events, 19 in no window, 1 written as open ones before\n"
         "  journal: 90 of 98 events, 3 dropped (queue), 5 not written yet\n"
         "  left out: 7 windows, which began faster than they could be sorted\n"
     )
-    assert stream.getvalue().count(said) == 2
+    assert stream.getvalue().count(text) == 2
     assert stream.getvalue().endswith("1 window, 0 events, 0 dropped\n")
 
 
@@ -238,7 +238,7 @@ async def test_console_survives_its_terminal(tmp_path: Path) -> None:
         await exporter.close_window(window_of(0, batch_of(spans(["x"]))))
         await exporter.aclose()
         assert exporter.write_errors == 1
-    # What the stream still holds cannot be written: closing its descriptor first keeps that quiet.
+    # The text in the stream's buffer cannot be written: closing its descriptor first keeps that quiet.
     os.close(write_end)
     with pytest.raises(OSError, match="Bad file descriptor|Broken pipe"):
         stream.close()

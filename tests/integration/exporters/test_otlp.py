@@ -28,7 +28,7 @@ POINTS = {f"kind {kind.name}" for kind in Kind} - {"kind SPAN"}
 """Names of what may be a span without duration, and is none of the events that were spans."""
 
 
-async def test_the_contract_is_kept(tmp_path: Path) -> None:
+async def test_the_contract_of_exporters(tmp_path: Path) -> None:
     """The suite of every exporter, against a receiver that takes every byte strictly."""
     async with receiver() as server:
 

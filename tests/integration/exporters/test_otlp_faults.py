@@ -1,4 +1,4 @@
-"""What a receiver may do wrong: nothing is lost that could be delivered, and what is lost is counted by reason."""
+"""Faults of a receiver: nothing is lost that could be delivered, and losses are counted by reason."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ PLAIN = msgspec.structs.replace(QUICK, spans_per_second=None, metrics=False)
 
 
 class Sent:
-    """What became of the events of one window."""
+    """The result for the events of one window."""
 
     def __init__(self) -> None:
         self.exported = 0
@@ -42,7 +42,7 @@ class Sent:
 
 
 async def send(exporter: OtlpExporter, path: Path) -> Sent:
-    """Sends one window, as an outlet would."""
+    """Sends one window, as an exporter's worker would."""
     sent = Sent()
     batch = batch_of(spans([f"span {number}" for number in range(EVENTS)]))
     await exporter.open(run_in(path))
@@ -62,7 +62,7 @@ def everything(server: Receiver) -> bool:
     return server.names() == Counter({f"span {number}": 1 for number in range(EVENTS)})
 
 
-async def test_what_may_pass_is_tried_again(tmp_path: Path) -> None:
+async def test_temporary_failures_are_tried_again(tmp_path: Path) -> None:
     """The four codes of the specification, one after the other."""
     async with receiver() as server:
         server.replies = [Reply(status) for status in (503, 429, 502, 504)]
@@ -72,7 +72,7 @@ async def test_what_may_pass_is_tried_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("status", [301, 400, 500])
-async def test_what_will_not_pass_is_not(status: int, tmp_path: Path) -> None:
+async def test_permanent_failures_are_not_tried_again(status: int, tmp_path: Path) -> None:
     """One attempt, one error that says where and what; a redirection is not followed."""
     async with receiver() as server:
         server.replies = [Reply(status, (("Location", f"{server.url}/elsewhere"),), b"a reason")]
@@ -121,7 +121,7 @@ async def test_headers_that_do_not_help_are_asked_for_once(tmp_path: Path, caplo
 
 @pytest.mark.parametrize("fault", ["drop", "drop in body", "half an answer", "close after", "hang"])
 async def test_broken_connections_are_made_anew(fault: str, tmp_path: Path) -> None:
-    """Wherever it breaks, every span is there in the end; a store tells those that came twice by their ids."""
+    """Wherever it breaks, every span is there in the end; a store recognises those that came twice by their ids."""
     options = msgspec.structs.replace(PLAIN, timeout=0.5, batch_spans=5)
     async with receiver() as server:
         server.replies = [Reply(), Reply(fault=fault), Reply(), Reply(fault=fault)]  # type: ignore[arg-type]
@@ -212,7 +212,7 @@ async def test_certificates_are_checked(trust: str, certificate: tuple[Path, Pat
 
 
 async def test_a_receiver_that_wants_tls_is_named(certificate: tuple[Path, Path], tmp_path: Path) -> None:
-    """What it probably is that ends connections without an answer, and what to write instead."""
+    """The message names the probable cause of connections that end without an answer, and the remedy."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(*certificate)
     options = msgspec.structs.replace(PLAIN, retry_seconds=0.0)
@@ -260,7 +260,7 @@ def test_the_end_waits_for_no_receiver(reply: Reply, tmp_path: Path) -> None:
 
 
 def test_the_end_gives_a_dead_receiver_up(tmp_path: Path) -> None:
-    """One that has failed for long is not waited for until the deadline, and what it has not taken is counted."""
+    """One that has failed for long is not waited for until the deadline, and the spans that it has not accepted are counted."""
     reached = threading.Event()
     with ReceiverThread() as server:
         server.always = Reply(503)
@@ -282,7 +282,7 @@ def test_the_end_gives_a_dead_receiver_up(tmp_path: Path) -> None:
 
 
 async def end_after_a_failure(exporter: OtlpExporter, server: Receiver) -> None:
-    """Says that the end has come, as an outlet would, when the first request has failed."""
+    """Says that the end has come, as an exporter's worker would, when the first request has failed."""
     while len(server.received) < 2:
         if server.received:
             exporter.closing()
@@ -316,7 +316,7 @@ async def test_the_end_waits_as_long_as_a_receiver_asks(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("most", [1000, 6000])
-async def test_what_is_too_large_goes_in_parts(most: int, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_large_requests_go_in_parts(most: int, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Every span arrives once, however little a receiver takes at a time. One warning names the setting."""
     async with receiver() as server:
         server.most_bytes = most

@@ -31,7 +31,7 @@ arrow: Any = Deferred("pyarrow")
 
 
 def windows_in(path: Path) -> list[dict[str, Any]]:
-    """What a file says of each window, in its order."""
+    """The metadata of each window in a file, in its order."""
     rows = pq.read_table(path).to_pylist()
     return [{**row, "args": json.loads(row["args"])} for row in rows if row["kind"] == "window"]
 
@@ -68,7 +68,7 @@ def _windows(count: int) -> list[Window]:
 
 
 async def test_windows_do_not_stay_in_memory(tmp_path: Path) -> None:
-    """Of four times as much as may be held back, a part is held at any time; the reader gets all."""
+    """Of four times as much as may wait, a part waits at any time; the reader gets all."""
     count, text = 16, "x" * (MOST_BYTES // 4)
     path = tmp_path / "trace.parquet"
     exporter = ParquetExporter(path)
@@ -130,7 +130,7 @@ async def test_arguments_outside_of_their_heap_cost_only_themselves(tmp_path: Pa
 async def test_events_of_which_no_rows_can_be_made_are_lost_with_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Earlier calls have taken them, so each later one raises, and the file is no part of them."""
+    """Earlier calls have accepted them, so each later one raises, and the file is no part of them."""
     path = tmp_path / "trace.parquet"
     exporter = ParquetExporter(path)
     await exporter.open(run_in(tmp_path))

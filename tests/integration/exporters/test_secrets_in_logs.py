@@ -44,12 +44,12 @@ sys.exit(main())
 
 @pytest.fixture
 def logged(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
-    """What all loggers say, from the lowest level on that there is."""
+    """Records of all loggers, from the lowest level on that there is."""
     caplog.set_level(1)
     return caplog
 
 
-def told(logged: pytest.LogCaptureFixture) -> str:
+def log_text(logged: pytest.LogCaptureFixture) -> str:
     """All that was logged, with what the texts were made of and what hangs on the records."""
     return logged.text + "".join(repr(vars(record)) for record in logged.records)
 
@@ -70,7 +70,7 @@ async def test_the_token_of_a_collector(logged: pytest.LogCaptureFixture, tmp_pa
         )
         await asyncio.to_thread(lambda: urllib.request.urlopen(asked, timeout=30).close())
     assert {"uvicorn.error", "stepscope.collector"} <= {record.name for record in logged.records}
-    assert SECRET not in told(logged) and WRONG not in told(logged)
+    assert SECRET not in log_text(logged) and WRONG not in log_text(logged)
 
 
 def test_a_quiet_logger_passes_on_what_is_grave(logged: pytest.LogCaptureFixture) -> None:
@@ -85,7 +85,7 @@ def test_a_quiet_logger_passes_on_what_is_grave(logged: pytest.LogCaptureFixture
 
 @pytest.mark.parametrize("way", ["token", "password", "credentials"])
 async def test_secrets_for_nats(way: str, logged: pytest.LogCaptureFixture, tmp_path: Path) -> None:
-    """Whoever gets in, or does not, with what a file holds: an exporter here, and a collector in a program of its own."""
+    """The file's secret appears nowhere, with access or without: for an exporter here and a collector in its own program."""
     (file := tmp_path / "secret").write_text(WRONG)
     secrets, right = [SECRET, WRONG], SECRET
     if way == "token":
@@ -116,11 +116,11 @@ async def test_secrets_for_nats(way: str, logged: pytest.LogCaptureFixture, tmp_
             collector.end()
     written = log.read_text()
     assert "begins" in written and "has ended" in written
-    assert not [secret for secret in secrets if secret in told(logged) or secret in written]
+    assert not [secret for secret in secrets if secret in log_text(logged) or secret in written]
 
 
 async def test_headers_of_otlp(logged: pytest.LogCaptureFixture, tmp_path: Path) -> None:
-    """Whatever a receiver answers, also where it repeats them."""
+    """Secrets appear in no message, even if a receiver repeats them in its answer."""
     repeated = (("Set-Cookie", f"{SECRET}@=1"), ("Set-Cookie", f"a={SECRET}; Expires={SECRET}"), ("X-Back", SECRET))
     options = OtlpOptions(metrics=False, spans_per_second=None, batch_spans=1, first_delay=0.001)
     async with receiver() as server:
@@ -143,7 +143,7 @@ async def test_headers_of_otlp(logged: pytest.LogCaptureFixture, tmp_path: Path)
             except BrokenError as error:
                 errors.append(str(error))
         assert not server.replies and {got.headers["authorization"] for got in server.received} == {f"Bearer {SECRET}"}
-    assert errors and SECRET not in told(logged) + repr((errors, exporter, exporter.name, vars(exporter)))
+    assert errors and SECRET not in log_text(logged) + repr((errors, exporter, exporter.name, vars(exporter)))
 
 
 @pytest.fixture
@@ -167,7 +167,7 @@ async def test_the_password_of_a_proxy_that_is_none(logged: pytest.LogCaptureFix
     streaming = CollectorExporter("wss://example.invalid", settings=QUICK)
     await streaming.open(run_in(tmp_path / "stream"))
     await poll(lambda: (found := streaming.statistics()) and "proxy that the environment" in found.last_error)
-    assert SECRET not in told(logged) + repr((raised.value, streaming.statistics()))
+    assert SECRET not in log_text(logged) + repr((raised.value, streaming.statistics()))
     with pytest.raises(BrokenError):
         await otlp.aclose()  # the run's own span
     await end_tasks(asyncio.ensure_future(streaming.aclose()))

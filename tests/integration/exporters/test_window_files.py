@@ -18,7 +18,7 @@ from stepscope.runtime.windows.window import Window
 from tests.support import pftrace
 from tests.support.basics import require
 from tests.support.chrome_traces import events_of
-from tests.support.messages import refused, said
+from tests.support.messages import check_messages, refused
 
 NAME = "Lauf 日本 é"
 
@@ -72,11 +72,11 @@ def test_a_chrome_file_of_one_window_has_its_bounds(recorded: tuple[Path, list[W
 
 
 def test_a_file_of_the_run_begins_with_its_first_event(recorded: tuple[Path, list[Window]]) -> None:
-    """Whatever went by before."""
+    """Earlier steps, which are not recorded, do not shift it."""
     directory, windows = recorded
     times = [event["ts"] for event in events_of(directory / "t.json") if "ts" in event]
     assert abs((max(times) - min(times)) * 1000 - (windows[1].end_ns - windows[0].start_ns)) < 10
-    stamps = [said.ts for said in pftrace.load(directory / "t.pftrace").sorted()]
+    stamps = [each.ts for each in pftrace.load(directory / "t.pftrace").sorted()]
     assert (min(stamps), max(stamps)) == (windows[0].start_ns, windows[1].end_ns)
 
 
@@ -84,7 +84,7 @@ def test_a_native_file_of_one_window_has_its_bounds(recorded: tuple[Path, list[W
     """Its clock snapshot included."""
     directory, windows = recorded
     for number, window in enumerate(windows):
-        stamps = [said.ts for said in pftrace.load(directory / f"t-{number}.pftrace").sorted()]
+        stamps = [event.ts for event in pftrace.load(directory / f"t-{number}.pftrace").sorted()]
         assert (min(stamps), max(stamps)) == (window.start_ns, window.end_ns)
 
 
@@ -127,18 +127,18 @@ def test_a_full_disk_leaves_nothing(
     leave(small_disk, 65_536)
     arguments = [str(run), *(["--out"] if command == "merge" else []), str(target)]
     assert main([command, *arguments]) == 1
-    said(capsys.readouterr().err, "No space left on device")
+    check_messages(capsys.readouterr().err, "No space left on device")
     assert sorted(path.name for path in small_disk.iterdir()) == sorted(["ballast", name])
     assert target.read_text() == "from before"
 
 
-def test_what_is_no_file_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_links_as_outputs_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A link is not replaced and not written through, and the message says what it is."""
     record(tmp_path / "run", 1)
     link = tmp_path / "link.json"
     link.symlink_to(tmp_path / "elsewhere.json")
     assert main(["convert", str(tmp_path / "run"), str(link)]) == 1
-    said(capsys.readouterr().err, "link")
+    check_messages(capsys.readouterr().err, "link")
     assert link.is_symlink() and not (tmp_path / "elsewhere.json").exists()
     (tmp_path / "directory.json").mkdir()
     with refused(OutputError, "directory.json"), staged(tmp_path / "directory.json"):
@@ -204,23 +204,23 @@ def test_an_empty_journal_is_reported_as_empty(tmp_path: Path, capsys: pytest.Ca
     """It converts, with a word."""
     (tmp_path / "journal").write_bytes(b"")
     assert main(["convert", str(tmp_path / "journal"), str(tmp_path / "trace.json")]) == 0
-    said(capsys.readouterr().err, tmp_path / "journal")
+    check_messages(capsys.readouterr().err, tmp_path / "journal")
 
 
 def test_merge_says_what_it_wrote_and_what_it_lacks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A journal replaces no other: the name it got is said. A rank that cannot be read is named as missing, also by the exit code."""
+    """A journal replaces no other: its new name is printed. A rank that cannot be read is missing, also by the exit code."""
     record(tmp_path / "job" / "rank0", 1)
     (tmp_path / "job" / "rank1").mkdir()
     (tmp_path / "job" / "rank1" / "journal").write_bytes(b"no journal" * 100)
-    taken = tmp_path / "out.journal"
-    taken.write_bytes(b"taken")
-    assert main(["merge", str(tmp_path / "job"), "--out", str(taken)]) == INCOMPLETE
-    said = capsys.readouterr()
-    assert f"written to {tmp_path / 'out-2.journal'}" in said.out + said.err
-    assert (tmp_path / "out-2.journal").exists() and taken.read_bytes() == b"taken"
-    assert "the result is not whole: 1 recording could not be read" in said.err and "rank1" in said.err
+    existing = tmp_path / "out.journal"
+    existing.write_bytes(b"taken")
+    assert main(["merge", str(tmp_path / "job"), "--out", str(existing)]) == INCOMPLETE
+    output = capsys.readouterr()
+    assert f"written to {tmp_path / 'out-2.journal'}" in output.out + output.err
+    assert (tmp_path / "out-2.journal").exists() and existing.read_bytes() == b"taken"
+    assert "the result is not whole: 1 recording could not be read" in output.err and "rank1" in output.err
     unread = str(tmp_path / "job" / "rank1" / "journal")
-    assert f"not merged: {unread}" in said.out and f"not read: {unread}" in said.err
+    assert f"not merged: {unread}" in output.out and f"not read: {unread}" in output.err
     assert main(["merge", str(tmp_path / "job"), "--out", str(tmp_path / "merged.json"), "--json"]) == INCOMPLETE
     report = json.loads(capsys.readouterr().out)
     assert [journal["path"] for journal in report["unreadable"]] == [unread]

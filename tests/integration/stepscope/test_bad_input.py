@@ -28,7 +28,7 @@ def load(path: Path) -> list[dict[str, object]]:
 
 
 def test_a_name_of_a_megabyte_is_cut_and_counted(output_dir: Path) -> None:
-    """What was cut is in the ledger of the window."""
+    """The ledger of the window counts the characters that were cut."""
     memory = sc.exporters.MemoryExporter()
     with sc.trace(exporters=[memory], output_dir=output_dir) as profiler, sc.span("é" * (1 << 20)):
         pass
@@ -57,7 +57,7 @@ def test_counters_without_a_finite_value(value: object, output_dir: Path) -> Non
 
 
 def test_negative_durations_become_nothing(output_dir: Path) -> None:
-    """A device whose clock runs backwards cannot break a trace; the spans are kept with no duration."""
+    """A device whose clock runs backwards cannot break a trace; the spans are recorded with no duration."""
     backend = sc.backends.ScriptedBackend([Deliver([Span("back", 1000, -500), Span("forth", 1000, 500)])])
     memory = sc.exporters.MemoryExporter()
     chrome = sc.ChromeTraceExporter(output_dir / "trace.json")
@@ -97,14 +97,14 @@ def test_a_directory_removed_while_it_is_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "argument", [object(), [object()], {1: 2}, range(10**6), "x" * 10**6, 10**400, np.float32(1.5)]
 )
-def test_any_argument_is_kept_or_named(argument: object, output_dir: Path) -> None:
-    """Nothing that a span is given raises, and nothing large is kept whole."""
+def test_any_argument_is_recorded_or_named(argument: object, output_dir: Path) -> None:
+    """No argument of a span raises, and no large one is recorded whole."""
     memory = sc.exporters.MemoryExporter()
     with sc.trace(exporters=[memory], output_dir=output_dir) as profiler, sc.span("work", value=argument):
         pass
     profiler.raise_errors()
-    (kept,) = [arguments for arguments in memory.arguments() if "value" in arguments]
-    assert len(repr(kept["value"])) < 5000
+    (recorded,) = [arguments for arguments in memory.arguments() if "value" in arguments]
+    assert len(repr(recorded["value"])) < 5000
 
 
 def no_step() -> sc.ProfilerAction:
@@ -184,7 +184,7 @@ def test_a_wrong_argument_is_named_with_what_would_do(call: tuple[Callable[[], o
 
 
 async def test_an_async_with_of_a_span_names_with() -> None:
-    """What would do is the same in a coroutine as elsewhere."""
+    """The message names the same remedy in a coroutine as elsewhere."""
     with refused(TypeError, "with span('x'):"):
         async with sc.span("x"):  # type: ignore[attr-defined]
             pass
@@ -222,7 +222,7 @@ def test_a_name_that_is_not_there_has_one_hint(name: str, hint: str, tmp_path: P
 
 
 def test_a_step_before_start_names_what_is_missing(caplog: pytest.LogCaptureFixture) -> None:
-    """It is ignored, as all that would disturb training, and said once."""
+    """It is ignored, as all that would disturb training, and reported once."""
     with caplog.at_level("WARNING"):
         profiler = sc.trace()
         profiler.step()

@@ -45,7 +45,7 @@ def steps_of(path: Path) -> list[int]:
 
 
 def as_json(capsys: pytest.CaptureFixture[str], *arguments: object) -> Any:
-    """What a command prints as JSON."""
+    """The JSON that a command prints."""
     capsys.readouterr()
     assert main([*map(str, arguments), "--json"]) == 0
     return json.loads(capsys.readouterr().out)

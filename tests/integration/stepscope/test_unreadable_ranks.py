@@ -11,7 +11,7 @@ import pytest
 import stepscope as sc
 from stepscope.runtime.errors import INCOMPLETE
 from tests.support.commands import stepscope
-from tests.support.messages import said
+from tests.support.messages import check_messages
 
 COMMANDS = {
     "explain": ["explain", "run"],
@@ -42,8 +42,8 @@ def test_one_rank_of_two(command: str, tmp_path: Path) -> None:
     done = stepscope(*COMMANDS[command], "--json", cwd=tmp_path)
     assert done.returncode == INCOMPLETE, done.stderr
     assert json.loads(done.stdout)
-    said(done.stderr, "1 recording")
-    said(done.stderr, "not read", "rank1")
+    check_messages(done.stderr, "1 recording")
+    check_messages(done.stderr, "not read", "rank1")
 
 
 def test_the_answer_of_a_page_for_programs(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""An autoencoder for spectra; how well they are reconstructed is rated beside the training."""
+"""An autoencoder for spectra; how well they are reconstructed is rated during the training."""
 
 import argparse
 import queue

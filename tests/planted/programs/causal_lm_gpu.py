@@ -75,15 +75,15 @@ def main():
     features = torch.randn(64 << 20)
     if FAULT != "pageable":
         features = features.pin_memory()
-    beside = torch.cuda.Stream()
+    copy_stream = torch.cuda.Stream()
     for number, words in enumerate(loader):
         if number == STEPS:
             break
         words = words.cuda(non_blocking=True)
         if FAULT == "pageable":
             features.cuda(non_blocking=True)
-        elif FAULT == "beside":
-            with torch.cuda.stream(beside):
+        elif FAULT == "second-stream":
+            with torch.cuda.stream(copy_stream):
                 features.cuda(non_blocking=True)
         with torch.autocast("cuda", torch.bfloat16):
             guess = run(words[:, :-1])

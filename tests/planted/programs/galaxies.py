@@ -50,7 +50,7 @@ class Classifier(nn.Module):
 
 
 class Board:
-    """What is shown of a training in TensorBoard."""
+    """A training's curves in TensorBoard."""
 
     def __init__(self, folder, model, every, distributions):
         self.writer = SummaryWriter(folder)

@@ -1,4 +1,4 @@
-"""Scenes of a laser scanner, a set of points each, told apart by what passes: a PointNet on several ranks.
+"""Scenes of a laser scanner, a set of points each, classified by what passes: a PointNet on several ranks.
 
 python -m torch.distributed.run --nproc-per-node 2 lidar_ranks.py
 """

@@ -14,7 +14,7 @@ from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.segments import segment_paths
 from tests.support.journals import batch_with_arguments, events_payloads, frame_borders, write_journal
 from tests.support.streams import SYNC, frames, hello
-from tests.support.windowed import END, Frame, closed, of_size, run_of, windows
+from tests.support.window_streams import END, Frame, closed, of_size, run_of, windows
 
 RECORD = struct.Struct("<BBH")
 """Before each frame of a stream: its type, its flags, bytes of its payload."""
@@ -40,9 +40,9 @@ def _of(target: str, place: Path) -> list[bytes]:
         names = b"".join(struct.pack("<II", number, 3) + b"abc" for number in range(1, 5))
         table = b"".join(struct.pack("<qqIIII", 1, 1, 2, 0, 1024, number) for number in range(1, 4))
         stack = struct.pack("<IIIIQQQ24x", 1, 1, 2, 0, 2, 0, 1) + struct.pack("<qqQIHH", 5, 0, 7, 1024, 1, 0) * 3
-        kept = _records(write_journal(place / "kept", [batch]).read_bytes())
+        stored = _records(write_journal(place / "kept", [batch]).read_bytes())
         window = write_journal(place / "window", [batch]).read_bytes()
-        return [b"\xff\xfe".join([head + events[:1024], stack, names, table, kept, window])]
+        return [b"\xff\xfe".join([head + events[:1024], stack, names, table, stored, window])]
     if target == "session_note":
         note = b'{"directory": "@/files", "pid": 1, "start_time": 1, "profiler": 1, "keep_last": 2, "outputs": ["@/x"]}'
         return [note, b"\1\x7f\x7f" + bytes(29) + b"precious\n../precious", b"\xff" * 32 + b"../../elsewhere"]

@@ -82,10 +82,10 @@ def _read(path: Path) -> None:
 
 
 def session(data: bytes) -> None:
-    """A session directory whose files hold any bytes, behind headers that are believed; what was kept has right checksums."""
+    """A session directory whose files hold any bytes, behind headers that are believed; stored steps have right checksums."""
     pieces = data.split(b"\xff\xfe", 5)
     pieces += [b""] * (6 - len(pieces))
-    ring, stacks, strings, tracks, kept, window = pieces
+    ring, stacks, strings, tracks, stored, window = pieces
     with tempfile.TemporaryDirectory(dir=PLACE) as place:
         head = bytearray(b"SSRING1\0" + struct.pack("<I", 1) + ring[:4096].ljust(4096, b"\0"))[:4096]
         (slots,) = struct.unpack_from("<I", head, 12)
@@ -95,8 +95,8 @@ def session(data: bytes) -> None:
             "stacks": stacks.ljust(4096, b"\0"),
             "strings": strings,
             "tracks": tracks,
-            "kept-1-00000": _framed(kept),
-            "kept-1-00001": kept,
+            "kept-1-00000": _framed(stored),
+            "kept-1-00001": stored,
         }
         for name, content in files.items():
             (Path(place) / name).write_bytes(content)
@@ -118,7 +118,7 @@ def session(data: bytes) -> None:
 
 
 def session_note(data: bytes) -> None:
-    """A note of any bytes, `@` in it being where it is: what it names is read, and nothing outside of its run is changed."""
+    """A note of any bytes, `@` in it being where it is: the files that it names are read, and nothing but its run is changed."""
     with tempfile.TemporaryDirectory(dir=PLACE) as name:
         place = Path(name)
         for directory in ("run", "files", "elsewhere"):
@@ -159,7 +159,7 @@ def _tree(place: Path, but: str) -> dict[str, bytes]:
 
 
 def arguments(data: bytes) -> None:
-    """A heap of any bytes, and a range of it that may lie outside."""
+    """A heap of any bytes, and a range of it that may lie beyond."""
     if len(data) < 8:
         return
     at, length = struct.unpack_from("<II", data)
@@ -298,7 +298,7 @@ def evicted(data: bytes) -> None:
 
 
 def merged(data: bytes) -> None:
-    """Two journals of whole frames, of any kind: they are merged into a journal, or it is said why not."""
+    """Two journals of whole frames, of any kind: they are merged into a journal, or a message says why not."""
     half = len(data) // 2
     with tempfile.TemporaryDirectory(dir=PLACE) as name:
         place = Path(name)
@@ -348,7 +348,7 @@ def otlp_answers(data: bytes) -> None:
 
 
 def compressed_events(data: bytes) -> None:
-    """Events whose body is any bytes, said to be columns: there are as many events as were announced, or none."""
+    """Events whose body is any bytes, marked as columns: there are as many events as were announced, or none."""
     for flags in (fmt.COLUMNS, fmt.COLUMNS | fmt.ZSTD):
         for payload in (data, fmt.EVENTS_HEADER.pack(0, 0, 0, 3, 5, 0) + data):
             decoded = fmt.decode_columns(payload, flags, IdMap())

@@ -22,7 +22,7 @@ from tests.stress.torture.worker import LIMIT
 from tests.support.basics import heed_interrupts
 
 SECONDS = 330.0
-"""What a full run may take."""
+"""Seconds that a full run may take."""
 
 LANES = 2
 """Most trials wait for something most of the time."""
@@ -118,13 +118,13 @@ def _progress(catalog: Catalog) -> Any:
 
 def _failures() -> Any:
     """Tells of what has failed while the run goes on."""
-    told = 0
+    printed = 0
 
     def show(tally: Tally, elapsed: float) -> None:
-        nonlocal told
-        for problem in tally.problems[told:]:
+        nonlocal printed
+        for problem in tally.problems[printed:]:
             print(f"{elapsed:4.0f} s  {problem}", file=sys.stderr, flush=True)
-        told = len(tally.problems)
+        printed = len(tally.problems)
 
     return show
 

@@ -1,4 +1,4 @@
-"""A diary: what a program has done so far, kept outside of the runtime, so that it survives whatever ends the program."""
+"""A diary: the program's actions so far, stored without the runtime, so that it survives any end of the program."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Times = NDArray[np.int64]
 
 
 def lane_name(number: int) -> str:
-    """What the spans of a lane are called."""
+    """The name of the spans of a lane."""
     return f"lane {number}"
 
 
@@ -63,7 +63,7 @@ class Diary:
         return Lane(self._numbers, number)
 
     @property
-    def held_ns(self) -> int:
+    def blocked_ns(self) -> int:
         """The longest call of the runtime on the training thread."""
         return self._numbers[_HELD]
 

@@ -21,12 +21,12 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """Events found in what was written, recovered ones included, each once."""
     dropped: int = 0
     """Events missing there that some account names, with a reason."""
-    held_ns: int = 0
-    """Longest time that the training thread was held by a call of ours."""
+    blocked_ns: int = 0
+    """Longest time that the training thread was blocked by a call of ours."""
     shutdown_ns: int = 0
     """Longest close, exit or recovery."""
     problems: tuple[str, ...] = ()
-    """What else was not as promised: an invalid file, a deadline missed, an event written twice, a thread left."""
+    """Other broken promises: an invalid file, a deadline missed, an event written twice, a thread left."""
 
     @property
     def lost(self) -> int:
@@ -39,7 +39,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
             produced=self.produced + other.produced,
             exported=self.exported + other.exported,
             dropped=self.dropped + other.dropped,
-            held_ns=max(self.held_ns, other.held_ns),
+            blocked_ns=max(self.blocked_ns, other.blocked_ns),
             shutdown_ns=max(self.shutdown_ns, other.shutdown_ns),
             problems=self.problems + other.problems,
         )
@@ -51,15 +51,15 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
     family: str
     """Such as `killed`, `exporters`, `processes`."""
     name: str
-    """What is done, in a few words, such as `SIGKILL at a random moment`."""
+    """The action, in a few words, such as `SIGKILL at a random moment`."""
     trial: Callable[[Path, int], Outcome]
     """Does it once, in an empty directory, with the number of the trial as seed; raises nothing for what is lost."""
     trials: int
     """In the full run."""
     short: int = 1
     """In the short run, which is part of the tests."""
-    most_held_ns: int = 500_000_000
-    """The training thread must not be held longer by a call of ours; far more than any takes, on a machine that is busy."""
+    most_blocked_ns: int = 500_000_000
+    """The training thread must not be blocked longer by a call of ours; far more than any takes, on a machine that is busy."""
     alone: bool = False
     """Whether no other fault is tried meanwhile: deadlines are judged closely, or the machine is loaded."""
     least: int = 1
@@ -71,12 +71,12 @@ PACKAGE = "tests.stress.torture.faults"
 
 
 class Catalog(msgspec.Struct, frozen=True):
-    """What a package holds."""
+    """The faults of a package."""
 
     faults: tuple[Fault, ...]
     """In the order of their modules' names, and of their `FAULTS`."""
     about: dict[str, str]
-    """What the module of a family says of itself, its first line."""
+    """The first line of the docstring of each family's module."""
     broken: dict[str, str]
     """Modules that could not be imported, and why."""
 
@@ -86,7 +86,7 @@ class Catalog(msgspec.Struct, frozen=True):
         return tuple(dict.fromkeys(fault.family for fault in self.faults))
 
     def chosen(self, names: list[str]) -> Catalog:
-        """What is left of it if only these families, or `family/fault`, are wanted; everything without names.
+        """The catalog of these families or of `family/fault` only; all of it without names.
 
         Raises:
             ValueError: if a name fits nothing; says which there are.
@@ -104,13 +104,13 @@ def label(fault: Fault) -> str:
 
 
 def description(fault: Fault) -> str:
-    """What its trial says that it does, as one paragraph."""
+    """The first paragraph of its trial's docstring."""
     trial: Callable[..., object] = getattr(fault.trial, "func", fault.trial)  # of a functools.partial, what it calls
     return " ".join((inspect.getdoc(trial) or "").partition("\n\n")[0].split())
 
 
 def load(package: str = PACKAGE) -> Catalog:
-    """Imports every module of a package. One that fails is told in `broken`."""
+    """Imports every module of a package. One that fails is named in `broken`."""
     faults: list[Fault] = []
     about: dict[str, str] = {}
     broken: dict[str, str] = {}

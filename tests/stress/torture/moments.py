@@ -1,4 +1,4 @@
-"""The victim at the moment in which a signal comes from outside: what its main thread does over and over, or once for long.
+"""The victim at the moment in which a signal comes from another process: calls of its main thread, many short ones or a long one.
 
     python -m tests.stress.torture.moments DIRECTORY SEED MOMENT
 
@@ -60,7 +60,7 @@ class SlowExporter:
         """Nothing is needed."""
 
     async def export(self, batch: EventBatch) -> None:
-        """Nothing is kept."""
+        """Stores nothing."""
 
     async def close_window(self, window: Window) -> None:
         """Nothing is written."""
@@ -70,7 +70,7 @@ class SlowExporter:
 
 
 class Program:
-    """What moments have in common: the traced program, when its threads record."""
+    """The traced program of all moments, when its threads record."""
 
     def __init__(self, place: Path, seed: int, moment: str, **settings: Any) -> None:
         self.diary = Diary(place / "diary")

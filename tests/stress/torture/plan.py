@@ -51,7 +51,7 @@ BAD: tuple[tuple[str, Method], ...] = (
       for method in ("open", "export", "close_window", "aclose")),
     ("thread", "export"), ("again", "export"), ("slow", "export"), ("collector", "open"), ("connect", "open"),
 )  # fmt: skip
-"""How an exporter misbehaves, and in which method, as `neighbour.py` has it."""
+"""How an exporter misbehaves, and in which method, as `faulty_exporter_loop.py` has it."""
 Server = Literal["refusing", "dead", "half_open", "trickling", "resetting"]
 SERVERS: tuple[Server, ...] = ("refusing", "dead", "half_open", "trickling", "resetting")
 
@@ -111,9 +111,9 @@ class Ending(msgspec.Struct, frozen=True):
     seconds: float
     """That it records."""
     own: Own
-    """What it does then; nothing if it goes on until a signal comes."""
+    """The program's action then; empty if it goes on until a signal comes."""
     signals: tuple[tuple[float, int], ...]
-    """That come from outside: seconds after the end has begun, and the number."""
+    """Signals from another process: seconds after the end has begun, and the number."""
 
     @property
     def in_order(self) -> bool:
@@ -154,13 +154,13 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     outputs: tuple[Output, ...]
     bad: tuple[Bad, ...]
     server: Server
-    """What exporters connect to, if they do."""
+    """The server that exporters connect to, if they do."""
     backends: tuple[Backend, ...]
     workers: tuple[Worker, ...]
 
     @property
     def gapless(self) -> bool:
-        """Whether all that is recorded is in one window or the next. What a backend takes on the training thread is between them."""
+        """Whether each event is in one window or the next. Events of a backend on the training thread are between them."""
         bound = any(backend.bound for backend in self.backends)
         return not self.keep_last and (self.schedule is None or (self.schedule[:2] == (0, 0) and not bound))
 

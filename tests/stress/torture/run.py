@@ -16,7 +16,7 @@ from tests.stress.torture.worker import LIMIT, Worker
 
 
 class Tally:
-    """Adds up answers. Losses and events written twice are kept apart, as their sum would hide both."""
+    """Adds up answers. Losses and events written twice stay separate, as their sum would hide both."""
 
     def __init__(self, fault: Fault, wanted: int) -> None:
         self.fault = fault
@@ -41,15 +41,15 @@ class Tally:
         self.missing = answer.missing
         self.outcome += msgspec.structs.replace(outcome, problems=())
         self.lost += max(outcome.lost, 0)
-        said = list(outcome.problems)
+        problems = list(outcome.problems)
         if outcome.lost > 0:
-            said.insert(0, f"{outcome.lost:,} events lost without a count")
+            problems.insert(0, f"{outcome.lost:,} events lost without a count")
         if outcome.lost < 0:
-            said.insert(0, f"{-outcome.lost:,} events written twice, or counted as dropped and written")
-        if outcome.held_ns > self.fault.most_held_ns:
-            said.append(f"the training thread was held for {outcome.held_ns / 1e9:.2f} s")
-        self.hung |= any(problem.startswith("hung") for problem in said)
-        self.problems += [f"trial {number}: {problem}" for problem in said]
+            problems.insert(0, f"{-outcome.lost:,} events written twice, or counted as dropped and written")
+        if outcome.blocked_ns > self.fault.most_blocked_ns:
+            problems.append(f"the training thread was blocked for {outcome.blocked_ns / 1e9:.2f} s")
+        self.hung |= any(problem.startswith("hung") for problem in problems)
+        self.problems += [f"trial {number}: {problem}" for problem in problems]
 
     @property
     def done(self) -> bool:
@@ -89,7 +89,7 @@ def torture(
 ) -> list[Tally]:
     """Tries faults.
 
-    Each is tried as often as its `least` says, whatever that takes; that also tells what a trial costs. Then those that need least
+    Each is tried as often as its `least` says, at any cost; that also shows what a trial costs. Then those that need least
     time are tried to their end first, so that as many faults as possible are tried as often as they ask for.
 
     Args:

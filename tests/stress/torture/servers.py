@@ -170,7 +170,7 @@ class Passage:
         self._listening.close()
 
     def stop(self) -> None:
-        """From now on nothing is passed on. Nothing tells a client so: connections stay as they are, and further ones are accepted."""
+        """From now on nothing is passed on. No client notices: connections stay as they are, and further ones are accepted."""
         self._stopped.set()
 
     def _accept(self) -> None:
@@ -189,7 +189,7 @@ class Passage:
             back.join()
 
     def _pass_on(self, source: socket.socket, target: socket.socket) -> None:
-        with contextlib.suppress(OSError):  # one end is gone: the other is told below
+        with contextlib.suppress(OSError):  # one end is gone: the other is closed below
             while not self._ending.is_set():
                 if self._stopped.is_set():
                     self._ending.wait()

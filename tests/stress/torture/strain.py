@@ -33,14 +33,14 @@ TRICKLE = 1 << 18
 NAME = "work"
 
 
-class Said(msgspec.Struct, kw_only=True):
-    """What the program tells of its run."""
+class RunReport(msgspec.Struct, kw_only=True):
+    """The program's report of its run."""
 
     spans: int
     """Spans whose exit had returned."""
     steps: int
     """Calls of `step()`."""
-    held_ns: int
+    blocked_ns: int
     """Longest call of `step()`, or of a span's enter and exit."""
     closing_ns: int
     overflow: int
@@ -48,7 +48,7 @@ class Said(msgspec.Struct, kw_only=True):
     dropped: dict[str, int]
     """Events of any kind, by output, for any reason."""
     others: int
-    """Events that the Chrome trace was given and has taken and that are no spans of the loop: of steps, marks, gaps."""
+    """Events that the Chrome trace got and has written and that are no spans of the loop: of steps, marks, gaps."""
     in_flight: int
     errors: dict[str, str]
     """First error of each output."""
@@ -56,11 +56,11 @@ class Said(msgspec.Struct, kw_only=True):
     threads: list[str]
     """Our threads that still run after closing."""
     descriptors: list[str]
-    """What is open after closing and were not before starting, but for the session's."""
+    """Files that are open after closing and were not before starting, but for the session's."""
 
 
 class Counting(sc.ChromeTraceExporter):
-    """A Chrome trace that counts what else than spans of the loop it has taken."""
+    """A Chrome trace that counts its events other than spans of the loop."""
 
     others = 0
 
@@ -83,7 +83,7 @@ class Loop:
     def __init__(self, profiler: Profiler) -> None:
         self._profiler = profiler
         self.spans = self.steps = 0
-        self.held_ns = 0
+        self.blocked_ns = 0
 
     def work(self) -> None:
         """A thread's share of a step, and the longest that one span took."""
@@ -94,7 +94,7 @@ class Loop:
                 pass
             worst = max(worst, now() - before)
         self.spans += SPANS  # between two checks of the interpreter for other threads
-        self.held_ns = max(self.held_ns, worst)
+        self.blocked_ns = max(self.blocked_ns, worst)
 
     def step(self, threads: int = 1) -> None:
         """One step."""
@@ -107,7 +107,7 @@ class Loop:
         before = time.perf_counter_ns()
         self._profiler.step()
         self.steps += 1
-        self.held_ns = max(self.held_ns, time.perf_counter_ns() - before)
+        self.blocked_ns = max(self.blocked_ns, time.perf_counter_ns() - before)
 
     def run(self, threads: int = 1, pause: float = 0.002) -> None:
         """All steps."""
@@ -119,16 +119,16 @@ class Loop:
 @contextlib.contextmanager
 def no_descriptors() -> Generator[None]:
     """Leaves the process without a free descriptor."""
-    taken: list[int] = []
+    descriptors: list[int] = []
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(limit[0], 256), limit[1]))
     with contextlib.suppress(OSError):
         while True:
-            taken.append(os.open(os.devnull, os.O_RDONLY))
+            descriptors.append(os.open(os.devnull, os.O_RDONLY))
     try:
         yield
     finally:
-        for descriptor in taken:
+        for descriptor in descriptors:
             os.close(descriptor)
         resource.setrlimit(resource.RLIMIT_NOFILE, limit)
 
@@ -158,7 +158,7 @@ def full(directory: Path) -> Generator[None]:
 
 @contextlib.contextmanager
 def clock_set_back() -> Generator[None]:
-    """The wall clock, as Python tells it, is an hour behind from now on."""
+    """The wall clock, as Python reads it, is an hour behind from now on."""
     real = time.time_ns
     time.time_ns = lambda: real() - 3_600_000_000_000
     try:
@@ -198,7 +198,7 @@ async def tasks(loop: Loop) -> None:
         await asyncio.gather(*(share() for _ in range(THREADS)))
 
 
-def main(what: str, place: Path) -> Said:
+def main(what: str, place: Path) -> RunReport:
     """Trains, and returns the accounts."""
     session = str(place / "shm") if what == "shm" else None
     options = sc.Options(
@@ -219,11 +219,11 @@ def main(what: str, place: Path) -> Said:
     statistics = profiler.statistics()
     assert statistics.pipeline is not None and statistics.recorder is not None
     outputs = statistics.pipeline.exporters
-    return Said(
+    return RunReport(
         spans=loop.spans,
         steps=loop.steps,
         others=chrome.others,
-        held_ns=loop.held_ns,
+        blocked_ns=loop.blocked_ns,
         closing_ns=closing,
         overflow=statistics.recorder.dropped,
         dropped={output.name: sum(output.ledger.dropped.values()) for output in outputs},

@@ -11,7 +11,7 @@ from benchmarks.harness.machine import Machine, file_system
 from tests.stress.torture.fault import Catalog, description
 from tests.stress.torture.run import Tally
 
-HEAD = ("fault", "tried", "produced", "exported", "dropped", "lost", "thread held", "shutdown")
+HEAD = ("fault", "tried", "produced", "exported", "dropped", "lost", "thread blocked", "shutdown")
 
 
 def cells(tally: Tally) -> tuple[str, ...]:
@@ -26,7 +26,7 @@ def cells(tally: Tally) -> tuple[str, ...]:
         f"{outcome.exported:,}",
         f"{outcome.dropped:,}",
         f"{tally.lost:,}",
-        _time(outcome.held_ns),
+        _time(outcome.blocked_ns),
         _time(outcome.shutdown_ns),
     )
 
@@ -53,18 +53,18 @@ def markdown(tallies: Sequence[Tally]) -> str:
 
 
 def remarks(tallies: Sequence[Tally]) -> list[str]:
-    """What the table does not show: problems, what was cut short, and what could not be tried."""
-    said: list[str] = []
+    """The problems, trials that were cut short, and faults that could not be tried, which the table does not show."""
+    lines: list[str] = []
     for tally in tallies:
         name = f"{tally.fault.family}/{tally.fault.name}"
-        said += [f"{name}, {problem}" for problem in tally.problems]
+        lines += [f"{name}, {problem}" for problem in tally.problems]
         if tally.hung and tally.attempts < tally.wanted:
-            said.append(f"{name}: not tried again after it hung")
+            lines.append(f"{name}: not tried again after it hung")
         if tally.cut_short:
-            said.append(f"{name}: {tally.attempts} of {tally.wanted} trials, the time was up")
+            lines.append(f"{name}: {tally.attempts} of {tally.wanted} trials, the time was up")
         if tally.missing:
-            said.append(f"{name}: not tried, {tally.missing}")
-    return said
+            lines.append(f"{name}: not tried, {tally.missing}")
+    return lines
 
 
 def _line(row: Sequence[str], widths: Sequence[int]) -> str:

@@ -31,7 +31,7 @@ class Request(msgspec.Struct, frozen=True):
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """What came of it."""
+    """The result of a trial."""
 
     outcome: Outcome = Outcome()
     missing: str = ""

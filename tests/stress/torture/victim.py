@@ -1,4 +1,4 @@
-"""A traced program that is ended from outside: threads and tasks with spans, steps, windows and busy exporters.
+"""A traced program that another process ends: threads and tasks with spans, steps, windows and busy exporters.
 
     python -m tests.stress.torture.victim DIRECTORY SEED ENDING
 
@@ -38,7 +38,7 @@ def profiler(directory: Path, seed: int, ending: str, **settings: Any) -> stepsc
     """A profiler whose settings the seed chooses. Trials that follow one another have the policies in turn.
 
     Args:
-        settings: of `stepscope.trace`, instead of those that the seed chooses, or beside them.
+        settings: of `stepscope.trace`, instead of those that the seed chooses, or in addition.
     """
     chance = random.Random(seed)
     small = chance.random() < 0.4
@@ -68,7 +68,7 @@ def profiler(directory: Path, seed: int, ending: str, **settings: Any) -> stepsc
 
 
 def work(lane: Lane, pause: float) -> None:
-    """What a thread does; without a pause, as fast as it can, with a breath now and then."""
+    """The work of a thread; without a pause, as fast as it can, with a breath now and then."""
     while not lane.full:
         with lane.span():
             for number in range(20 if pause else 2000):
@@ -79,7 +79,7 @@ def work(lane: Lane, pause: float) -> None:
 
 
 async def task(lane: Lane) -> None:
-    """What a task does."""
+    """The work of a task."""
     while not lane.full:
         with lane.span():
             await asyncio.sleep(0)
@@ -95,7 +95,7 @@ async def tasks(lanes: list[Lane]) -> None:
 def steps(
     step: Callable[[], object], diary: Diary, ending: Callable[[], None] | None, seconds: float, note: Path
 ) -> None:
-    """What the main thread does, until the end comes."""
+    """The work of the main thread, until the end comes."""
     until = time.monotonic() + seconds
     lane = diary.writer(MAIN)
     while not lane.full:
@@ -114,7 +114,7 @@ def segfault() -> None:
 
 
 def abort() -> None:
-    """What a failed assertion of native code does."""
+    """Aborts as a failed assertion of native code does."""
     os.abort()
 
 
@@ -135,7 +135,7 @@ HELD: list[bytearray] = []
 
 
 def _use_up(limit: int) -> None:
-    """Sets a limit of 1 GiB, and asks for memory, 1 MiB each time, until there is none. It is kept."""
+    """Sets a limit of 1 GiB, and asks for memory, 1 MiB each time, until there is none. It stays in use."""
     resource.setrlimit(limit, (1 << 30, 1 << 30))
     with contextlib.suppress(MemoryError):
         while True:

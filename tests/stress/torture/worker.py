@@ -19,7 +19,7 @@ from tests.stress.torture.trials import Answer, Request
 from tests.support.basics import ROOT, is_readable
 
 LIMIT = 90.0
-"""Seconds after which a trial hangs. What is promised takes a tenth of that."""
+"""Seconds after which a trial hangs. Calls with a deadline take a tenth of that."""
 
 
 class Worker:
@@ -103,4 +103,4 @@ class Worker:
     def _last_words(self) -> str:
         self._errors.seek(0)
         lines = self._errors.read().decode(errors="replace").strip().splitlines()
-        return lines[-1] if lines else "nothing was said"
+        return lines[-1] if lines else "no output"

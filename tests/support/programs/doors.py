@@ -47,7 +47,7 @@ except ExceptionGroup as group:
     assert "cannot create" in str(group.exceptions)
 pipeline = profiler.statistics().pipeline
 assert pipeline is not None
-assert [outlet.ledger.dropped.get("error", 0) > 0 for outlet in pipeline.exporters] == [False, True, True, True, True]
+assert [output.ledger.dropped.get("error", 0) > 0 for output in pipeline.exporters] == [False, True, True, True, True]
 
 profiler = sc.trace(control="control")
 record(profiler)

@@ -1,4 +1,4 @@
-"""Records and delivers more than anybody takes, and prints the most memory that this process has held meanwhile, as JSON.
+"""Records and delivers more than anybody reads, and prints the most memory that this process has used meanwhile, as JSON.
 
 `floods.py OUTPUT_DIR MEMORY_BYTES SPANS_PER_THREAD journal|none`
 """
@@ -40,7 +40,7 @@ class Slow(sc.exporters.MemoryExporter):
 
 
 class Device:
-    """Delivers a block of its own whenever it is told to."""
+    """Delivers a block of its own on demand."""
 
     name = "device"
     thread_bound = False

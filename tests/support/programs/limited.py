@@ -9,7 +9,7 @@ import stepscope as sc
 
 kind, count = sys.argv[1:]
 memory = sc.exporters.MemoryExporter()
-trace = sc.trace  # what they need is imported while files can be opened
+trace = sc.trace  # the modules they need are imported while files can be opened
 if kind == "files":
     used = len(os.listdir("/proc/self/fd")) - 1
     limit, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

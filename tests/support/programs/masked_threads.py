@@ -40,7 +40,7 @@ def masks() -> dict[int, tuple[str, set[str]]]:
 
 
 def check(when: str) -> None:
-    """Says which threads are not as they must be; one that starts a program is given time for that, as it blocks all then."""
+    """Says which threads are not as they must be; one that starts a program has time for that, as it blocks all then."""
     found = list(wrong(when))
     for _ in range(100):
         if found:

@@ -28,7 +28,7 @@ seen: dict[str, set[str]] = {}
 
 
 def blocked() -> str:
-    """What this thread blocks."""
+    """Signals that this thread blocks."""
     return " ".join(sorted(signal.Signals(number).name for number in signal.pthread_sigmask(signal.SIG_BLOCK, [])))
 
 

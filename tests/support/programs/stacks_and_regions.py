@@ -49,7 +49,7 @@ def record(folder: Path) -> list[dict]:
 
 
 def drawn(slices: list[dict]) -> list[dict]:
-    """What a viewer draws: on each row, all slices but those that end after the slice they began in."""
+    """Slices that a viewer draws: on each row, all but those that end after the slice they began in."""
     rows = defaultdict(list)
     for event in slices:
         begin, duration = round(event["ts"] * 1000), round(event["dur"] * 1000)

@@ -42,8 +42,8 @@ def collector(directory: Path) -> Generator[str]:
 
 def start_rank(address: str, directory: Path, rank: Rank, world_size: int, job: str = "job") -> subprocess.Popen[bytes]:
     """Starts one rank."""
-    given = msgspec.json.encode(rank).decode()
-    command = [sys.executable, "-m", worker.__name__, address, str(directory), given]
+    argument = msgspec.json.encode(rank).decode()
+    command = [sys.executable, "-m", worker.__name__, address, str(directory), argument]
     if rank.ahead_seconds:
         command = [*_shifted_clock(rank.ahead_seconds), *command]
     environment = {**os.environ, "RANK": str(rank.rank), "WORLD_SIZE": str(world_size), "STEPSCOPE_JOB": job}
@@ -66,7 +66,7 @@ def _answers(address: str) -> bool:
 
 
 def _shifted_clock(seconds: int) -> list[str]:
-    """What runs a command with its monotonic clock put forward, as on a machine that was started earlier."""
+    """A command that runs another with its monotonic clock put forward, as on a machine that was started earlier."""
     unshare = shutil.which("unshare")
     command = [unshare or "unshare", "--time", "--monotonic", str(seconds)]
     if unshare is None or subprocess.run([*command, "true"], capture_output=True, check=False).returncode:

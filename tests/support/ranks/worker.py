@@ -16,13 +16,13 @@ from stepscope.exporters.stream.transport import LinkSettings
 
 
 class Rank(msgspec.Struct, frozen=True, kw_only=True):
-    """What is special about a rank."""
+    """Deviations of a rank from the others."""
 
     rank: int
     ahead_seconds: int = 0
-    """What its monotonic clock is put forward by."""
+    """Seconds by which its monotonic clock is ahead."""
     slow_seconds: float = 0.0
-    """What each of its steps takes longer."""
+    """Seconds that each of its steps takes longer."""
     first_step: int = 0
     steps: int = 10
     killed_at: int = -1

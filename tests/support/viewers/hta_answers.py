@@ -10,7 +10,7 @@ from typing import Any
 
 
 def answers(directory: str) -> dict[str, Any]:
-    """What HTA says of the traces in a directory, one per rank."""
+    """HTA's results for the traces in a directory, one per rank."""
     with contextlib.redirect_stdout(sys.stderr):
         analysis: Any = importlib.import_module("hta.trace_analysis").TraceAnalysis(trace_dir=directory)
         kernel_types, kernels = analysis.get_gpu_kernel_breakdown(visualize=False)

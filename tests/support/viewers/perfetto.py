@@ -9,7 +9,7 @@ from tests.support.basics import perfetto_ui
 from tests.support.viewers.browser import open_page, served
 
 PROBLEMS = "select name, value from stats where value > 0 and severity in ('error', 'data_loss')"
-"""What the trace processor could not use."""
+"""Events and problems that the trace processor could not use."""
 
 SLICES = """
 select s.name, s.category, s.ts, s.dur, s.depth, t.tid, p.pid, t.name as thread, p.name as process

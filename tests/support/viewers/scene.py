@@ -46,8 +46,8 @@ def make_window(index: int = 0, steps: tuple[int, ...] = (7, 8, 9), **fields: An
     made = tuple(Step(n, start + i * 1_000_000, start + (i + 1) * 1_000_000) for i, n in enumerate(steps))
     ledger = Ledger(sources={"recorder": SourceLedger(100, 98, {"overflow": 2})})
     end = made[-1].end_ns if made else start
-    given: dict[str, Any] = {"complete": True, "ledger": ledger, "metadata": {"lr": 0.1}, "wall_start_ns": 1} | fields
-    return Window(index=index, profiler="scene", start_ns=start, end_ns=end, steps=made, **given)
+    values: dict[str, Any] = {"complete": True, "ledger": ledger, "metadata": {"lr": 0.1}, "wall_start_ns": 1} | fields
+    return Window(index=index, profiler="scene", start_ns=start, end_ns=end, steps=made, **values)
 
 
 class Scene:
@@ -84,7 +84,7 @@ class Scene:
         return self.add(Kind.SPAN, name, at, dur, **fields)
 
     def batch(self, window: int = 0) -> EventBatch:
-        """What was added since the last call."""
+        """The events that were added since the last call."""
         events = np.frombuffer(b"".join(self._records), EVENT_DTYPE)
         batch = EventBatch("recorder", window, events, self._heap)
         self._records, self._heap = [], b""

@@ -125,7 +125,7 @@ def test_a_simulated_device(tmp_path: Path) -> None:
 
 
 def device_of(run: Path) -> DeviceAnswer:
-    """What the answer says of the only device of a run."""
+    """The answer about the only device of a run."""
     (device,) = explain(run).ranks[0].devices
     return device
 

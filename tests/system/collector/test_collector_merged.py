@@ -71,7 +71,7 @@ def test_a_window_of_all_ranks(kind: str, suffix: str, three: CollectorProcess) 
 
 
 def test_jobs_are_not_mixed(three: CollectorProcess) -> None:
-    """Where several have a window it must be said which; what is wrong is told before the first byte."""
+    """Where several have a window one must be chosen; an error is reported before the first byte."""
     answer = ask(f"{three.url}/v1/windows/0/chrome", SHOWN)
     assert answer.status == 409 and "'job x2', 'other'" in answer.json()["detail"]
     for job, count in (("job x2", 20), ("other", 10)):

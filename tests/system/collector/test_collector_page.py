@@ -33,21 +33,23 @@ MOST_BYTES = 300 << 10
 @contextmanager
 def quiet_page() -> Generator[Page]:
     """A page that says nothing on its console, and asks nobody but this machine."""
-    said: list[str] = []
+    messages: list[str] = []
     with open_page() as page:
         page.on(
             "console",
             lambda message: (
-                said.append(f"{message.text} {message.location['url']}")
+                messages.append(f"{message.text} {message.location['url']}")
                 if message.type in ("error", "warning")
                 else None
             ),
         )
-        page.on("pageerror", lambda error: said.append(str(error)))
-        page.on("requestfailed", lambda request: said.append(f"{request.url}: {request.failure}"))
+        page.on("pageerror", lambda error: messages.append(str(error)))
+        page.on("requestfailed", lambda request: messages.append(f"{request.url}: {request.failure}"))
         yield page
         # The browser asks for the icon again when the address changes, and gives that up if it changes once more.
-        assert [text for text in said if "/v1/" not in text and "/page/icon.svg: net::ERR_ABORTED" not in text] == []
+        assert [
+            text for text in messages if "/v1/" not in text and "/page/icon.svg: net::ERR_ABORTED" not in text
+        ] == []
 
 
 def visit(page: Page, url: str) -> None:
@@ -57,7 +59,7 @@ def visit(page: Page, url: str) -> None:
 
 
 def cell(page: Page, rank: int, column: str) -> str:
-    """What the table of ranks says."""
+    """A cell of the table of ranks."""
     titles = page.locator("#rank-table thead th").all_inner_texts()
     at = next(number for number, title in enumerate(titles) if title.startswith(column))
     row = page.locator("#rank-table tbody tr", has=page.get_by_role("button", name=f"rank {rank}", exact=True))
@@ -93,7 +95,7 @@ def look_at(make: Callable[[], Collector], look: Callable[[str, Collector], None
 
 
 def violations(page: Page) -> str:
-    """What axe-core finds that keeps people out, in JSON."""
+    """Accessibility violations that axe-core finds, in JSON."""
     if page.evaluate("typeof axe") == "undefined":
         # By its debugger, for the page's own policy lets no script in but its own.
         debugger: Any = page.context.new_cdp_session(page)
@@ -115,7 +117,7 @@ def test_the_page_is_small_and_needs_no_internet() -> None:
 
 
 def test_the_page_follows_the_ranks(tmp_path: Path) -> None:
-    """Values are those of the collector; the slow rank is named; a death, a restart and an end are told."""
+    """Values are those of the collector; the slow rank is named; a death, a restart and an end are shown."""
     with collecting(tmp_path) as collector, quiet_page() as page:
         page.goto(collector.url)
         page.get_by_text("Waiting for the first rank.").wait_for()
@@ -128,9 +130,9 @@ def test_the_page_follows_the_ranks(tmp_path: Path) -> None:
             page.get_by_text("Not seen yet: rank 3").wait_for()
             page.locator("#legend").get_by_text("rank 2 (slow)").wait_for()
             assert page.locator("#plot canvas").count() == 1
-            told = page.locator("#chart-text")
-            until(lambda: told.inner_text().startswith("Latest: "))
-            assert "3 ranks" in told.inner_text()
+            description = page.locator("#chart-text")
+            until(lambda: description.inner_text().startswith("Latest: "))
+            assert "3 ranks" in description.inner_text()
             # The page is never further behind than two seconds' steps: 0.01 s each, at the least.
             until(lambda: collector.ranks()[0]["step"] is not None)
             step = collector.ranks()[0]["step"]
@@ -203,8 +205,8 @@ def test_a_token_that_may_not_read_is_asked_for_again(tmp_path: Path) -> None:
     for path in files.values():
         path.write_text(f"{TOKEN}-{path.name}")
         path.chmod(0o600)
-    given = [text for option, path in files.items() for text in (option, str(path))]
-    with collecting(tmp_path / "c", *given) as collector, quiet_page() as page:
+    options = [text for option, path in files.items() for text in (option, str(path))]
+    with collecting(tmp_path / "c", *options) as collector, quiet_page() as page:
         asked: list[str] = []
         page.on("request", lambda request: asked.append(request.method))
         visit(page, collector.url)
@@ -220,7 +222,7 @@ def test_a_token_that_may_not_read_is_asked_for_again(tmp_path: Path) -> None:
 
 
 def test_insecure_is_shown(tmp_path: Path) -> None:
-    """Whoever looks sees that others can, too, and such a collector takes no orders: the page offers none."""
+    """The page warns that others can read it, too, and such a collector takes no orders: the page offers none."""
     with collecting(tmp_path, "--host", "0.0.0.0", "--insecure") as collector, quiet_page() as page:
         url = collector.url.replace("0.0.0.0", "127.0.0.1")
         trained(url, 0)

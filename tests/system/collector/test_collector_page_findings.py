@@ -245,7 +245,7 @@ def test_cells_have_colours_and_words(tmp_path: Path) -> None:
             assert cells[0][0][3] == 0 and cells[0][2][3] == cells[1][0][3] == 255
             assert cells[1][0] == cells[7][9] != cells[3][5]
             red, _, blue, _ = cells[3][5]
-            assert red > blue + 60, "what is slow is orange"
+            assert red > blue + 60, "slow steps are orange"
             page.emulate_media(color_scheme="dark")
             until(lambda: pixels(page)[1][0] != cells[1][0])
             slow = re.compile(r"rank 3, step 105: 19\.\d ms of its own work, 2\.00 times the median\.$")

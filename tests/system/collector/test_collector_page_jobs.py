@@ -27,12 +27,12 @@ LARGE, SMALL = "large x2", "small & odd? x1"
 
 
 def shown_job(page: Page) -> list[str]:
-    """What the address says."""
+    """The job in the address."""
     return parse_qs(urlsplit(page.url).query).get("job", [])
 
 
 def summary(page: Page, title: str, part: str = ".value") -> str:
-    """A value of the summary, or what is said below it."""
+    """A value of the summary, or the note below it."""
     return page.locator("#summary div", has=page.get_by_text(title, exact=True)).locator(part).inner_text()
 
 
@@ -102,7 +102,7 @@ def test_a_job_is_chosen(tmp_path: Path) -> None:
 
 
 def test_a_link_to_a_job_that_is_not_there_yet(tmp_path: Path) -> None:
-    """It says so, offers the others, and shows the job when it comes; changes told are those of the job."""
+    """It says so, offers the others, and shows the job when it comes; the changes are those of the job."""
     with collecting(tmp_path) as collector, quiet_page() as page:
         trained(collector.url, 0, name="early", world=1)
         page.goto(f"{collector.url}/?job=late+x1")
@@ -123,7 +123,7 @@ SCALE = "[plots.at(-1).scales.x.min, plots.at(-1).scales.x.max]"
 
 
 def parameters(page: Page) -> dict[str, str]:
-    """What the address says."""
+    """The parameters of the address."""
     return {name: value for name, (value,) in parse_qs(str(page.evaluate("location.search")).removeprefix("?")).items()}
 
 
@@ -197,7 +197,7 @@ addEventListener("message", (message) => {
   }
 });
 </script>"""
-"""What Perfetto's page does of all this: it answers when it is there, and takes a trace."""
+"""A stand-in for Perfetto's page: it answers when it is there, and takes a trace."""
 
 
 def test_windows_of_several_jobs_and_starts(tmp_path: Path) -> None:

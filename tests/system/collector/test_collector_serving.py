@@ -46,7 +46,7 @@ from tests.support.streams import hello
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_it_ends_within_five_seconds(tmp_path: Path, number: signal.Signals) -> None:
-    """With a rank that streams, live events that nobody reads and an idle connection; those who listen are told."""
+    """With a rank that streams, live events that nobody reads and an idle connection; listeners get the end."""
     with collecting(tmp_path) as collector:
         with (
             training(collector.url, 0, steps=10_000),
@@ -61,23 +61,23 @@ def test_it_ends_within_five_seconds(tmp_path: Path, number: signal.Signals) -> 
             assert time.monotonic() - began < 5
             assert b"event: end" in events.read()
         assert collector.process.stderr is not None
-        open_to, *said = collector.process.stderr.read().splitlines()
-        assert "no token is set" in open_to and said and all(" rank 0 of job job (pid " in line for line in said)
+        open_to, *output = collector.process.stderr.read().splitlines()
+        assert "no token is set" in open_to and output and all(" rank 0 of job job (pid " in line for line in output)
 
 
-def test_it_says_how_to_stream_to_it_and_who_does(tmp_path: Path) -> None:
+def test_it_prints_how_to_stream_to_it_and_its_ranks(tmp_path: Path) -> None:
     """The line that it prints is what a training script needs; each stream's begin and end is a line of the log."""
     with collecting(tmp_path / "collected") as collector:
         assert collector.process.stdout is not None
-        given = collector.process.stdout.readline().removeprefix("in training scripts: exporters=")
-        assert collector.url.replace("http://", "ws://") in given
-        exporters = eval(given, {"sc": stepscope, "Path": Path})
+        exporter = collector.process.stdout.readline().removeprefix("in training scripts: exporters=")
+        assert collector.url.replace("http://", "ws://") in exporter
+        exporters = eval(exporter, {"sc": stepscope, "Path": Path})
         with stepscope.trace(exporters=exporters, name="a\tjob", rank=3, output_dir=tmp_path / "run"):
             with stepscope.span("work"):
                 pass
         collector.when(lambda ranks: ranks[3]["state"] == "ended")
-        _, said = collector.stop()
-    open_to, first, last = said.splitlines()
+        _, output = collector.stop()
+    open_to, first, last = output.splitlines()
     assert " no token is set (--token-file, STEPSCOPE_TOKEN): every user of this machine can read all" in open_to
     who = rf"rank 3 of job a\\tjob \(pid {os.getpid()} on {re.escape(socket.gethostname())}\)"
     assert re.search(rf" {who} is connected: stream [0-9a-f]{{32}}$", first)
@@ -90,15 +90,15 @@ def test_others_are_shown_this_machines_name(tmp_path: Path) -> None:
     token.write_text("a-token-of-this-test")
     with collecting(tmp_path / "c", "--host", "0.0.0.0", "--insecure", "--token-file", str(token)) as collector:
         assert collector.process.stdout is not None
-        given = collector.process.stdout.readline()
+        line = collector.process.stdout.readline()
     port = collector.url.rpartition(":")[2]
-    assert given.endswith(
+    assert line.endswith(
         f'CollectorExporter("ws://{socket.gethostname()}:{port}", token=Path({str(token)!r}), settings=sc.exporters.LinkSettings(insecure=True))]\n'
     )
 
 
 def test_a_second_collector_is_refused(tmp_path: Path) -> None:
-    """It is told who has the directory; when that one was killed, nothing is in the way."""
+    """The message names the process that has the directory; when that one was killed, nothing is in the way."""
     command = [sys.executable, "-m", "stepscope", "collect", "--dir", str(tmp_path), "--port", "0"]
     with collecting(tmp_path) as collector:
         second = run_to_end(command, timeout=60, server="command")
@@ -134,7 +134,7 @@ async def test_serving_in_a_program(tmp_path: Path) -> None:
 
 
 async def test_an_error_inside_ends_it(tmp_path: Path) -> None:
-    """What the block raises comes out, and the directory is free again."""
+    """An exception of the block comes out, and the directory is free again."""
     with pytest.raises(RuntimeError, match="inside"):
         async with Collector(CollectorSettings(directory=tmp_path, port=0)).serving():
             raise RuntimeError("inside")
@@ -142,11 +142,11 @@ async def test_an_error_inside_ends_it(tmp_path: Path) -> None:
         pass
 
 
-async def test_what_keeps_it_from_listening_is_reported(tmp_path: Path) -> None:
+async def test_reasons_for_not_listening_are_reported(tmp_path: Path) -> None:
     """A port that is taken, an address of another machine, a certificate that is none; the directory is free again."""
-    with socket.create_server(("127.0.0.1", 0)) as taken:
+    with socket.create_server(("127.0.0.1", 0)) as server:
         for settings in (
-            CollectorSettings(directory=tmp_path, port=taken.getsockname()[1]),
+            CollectorSettings(directory=tmp_path, port=server.getsockname()[1]),
             CollectorSettings(directory=tmp_path, port=0, host="192.0.2.1", insecure=True),
             CollectorSettings(directory=tmp_path, port=0, certificate=Path(__file__)),
             CollectorSettings(directory=tmp_path, port=0, certificate=tmp_path / "none"),
@@ -192,7 +192,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return certify(tmp_path_factory.mktemp("tls"))
 
 
-async def test_who_does_not_agree_makes_room_for_who_does(tmp_path: Path, certificate: tuple[Path, Path]) -> None:
+async def test_unfinished_handshakes_make_room_for_others(tmp_path: Path, certificate: tuple[Path, Path]) -> None:
     """However many connect and say nothing; exporters that stream are not disturbed, and the end does not wait for them."""
     made, key = certificate
     trusting = ssl.create_default_context(cafile=str(made))
@@ -222,10 +222,10 @@ async def test_who_does_not_agree_makes_room_for_who_does(tmp_path: Path, certif
         stream.close()
 
 
-async def test_who_takes_too_long_to_agree_is_ended(
+async def test_slow_handshakes_are_ended(
     tmp_path: Path, certificate: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One that says nothing, half of what is to be said, or something else; who agrees has no more time for its request."""
+    """One that says nothing, half of the handshake, or other bytes; a client that agrees has no more time for its request."""
     made, key = certificate
     trusting = ssl.create_default_context(cafile=str(made))
     async with collecting_here(tmp_path, certificate=made, key=key) as running:
@@ -237,8 +237,8 @@ async def test_who_takes_too_long_to_agree_is_ended(
         opened[3][1].write(b"GET /")
         for reader, stream in opened:
             with contextlib.suppress(ConnectionError, ssl.SSLError):
-                told = await asyncio.wait_for(reader.read(), 30)
-                assert b"HTTP" not in told
+                reply = await asyncio.wait_for(reader.read(), 30)
+                assert b"HTTP" not in reply
             stream.close()
         await poll(lambda: not running.server.server_state.connections)
 
@@ -252,10 +252,10 @@ def test_tls_that_one_side_lacks_is_named(there: bool, tmp_path: Path, certifica
     options = ("--certificate", str(made), "--key", str(key)) if there else ()
     with collecting(tmp_path / "c", *options) as collector:
         url = f"{'ws' if there else 'wss'}://{urlsplit(collector.url).netloc}"
-        said = "probably wants TLS, use wss://" if there else "speaks no TLS: use ws://"
+        text = "probably wants TLS, use wss://" if there else "speaks no TLS: use ws://"
         for command in (("deliver", "run/journal", "--timeout", "2"), ("arm", "--steps", "1")):
             done = run_stepscope(*command, "--url", url, cwd=tmp_path)
-            assert done.returncode == 1 and said in done.stderr, done.stderr
+            assert done.returncode == 1 and text in done.stderr, done.stderr
 
 
 CLIENT = textwrap.dedent(

@@ -178,7 +178,7 @@ def merge(collected: Path, target: Path, format: str | None = None) -> None:
 
 
 def test_hta_loads_all_ranks(collected: Path, tmp_path: Path) -> None:
-    """Both ranks are told apart, aligned, with their steps, kernels and streams."""
+    """Both ranks are separate, aligned, with their steps, kernels and streams."""
     merge(collected, tmp_path / "ranks", "hta")
     assert sorted(path.name for path in (tmp_path / "ranks").iterdir()) == ["rank_0.json", "rank_1.json"]
     first, second = (json.loads((tmp_path / "ranks" / f"rank_{rank}.json").read_text()) for rank in (0, 1))

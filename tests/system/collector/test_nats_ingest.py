@@ -33,8 +33,8 @@ from stepscope.exporters.stream import protocol
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.records import encode_record
 from tests.integration.collector.test_blocking_pool import HangingCall
+from tests.support.background_task import running
 from tests.support.basics import poll
-from tests.support.beside import running
 from tests.support.jetstreams import Publisher, connected
 from tests.support.journals import frame_numbers
 from tests.support.nats import NatsServer
@@ -80,7 +80,7 @@ class Collecting:
         return running(self.partition(publisher, **seconds).run())
 
     def partition(self, publisher: Publishing, **seconds: Any) -> Partition:
-        """The partition, to be taken into the directory."""
+        """The partition, to be stored in the directory."""
         session = Session(
             publisher.client, publisher.jetstream, publisher.team, publisher.roster, self.store, self.streams,
             publisher.budget, self.retries, self.refuse, gap_seconds=NEVER,
@@ -143,7 +143,7 @@ async def test_it_ends_with_the_stream(server: NatsServer, tmp_path: Path) -> No
         assert collecting.missing(publisher) == 0
         ended = await publisher.jetstream.key_value(publisher.team.ended)
         assert (await ended.get(publisher.names.key)).value == collecting.store.identity().encode()
-        # What comes of it once more is acknowledged, and so it is by others.
+        # Repeated frames are acknowledged by this collector and by others.
         await publisher.publish(5, 10)
         other = Collecting(tmp_path / "other")
         for one in (collecting, other):
@@ -194,11 +194,11 @@ async def test_a_stream_without_a_hello_is_refused_in_the_end(
     collecting = Collecting(tmp_path)
     async with publishing(server) as publisher:
         await publisher.publish(0, 5)
-        taken: Any = collecting.partition(publisher, refuse_seconds=1.5, silent_seconds=0.5)
-        async with running(taken.run()):
+        ingest: Any = collecting.partition(publisher, refuse_seconds=1.5, silent_seconds=0.5)
+        async with running(ingest.run()):
             await poll(lambda: collecting.refused)
             await wait_until_written(collecting, publisher)
-            await poll(lambda: not taken._intakes)
+            await poll(lambda: not ingest._intakes)
             await publisher.begin()
             await publisher.publish(5, 5)
             await publisher.end(10)
@@ -287,11 +287,11 @@ async def test_a_connection_gets_the_stream(
     collecting = Collecting(tmp_path)
     async with publishing(server) as publisher:
         other = publisher.another()
-        said = [await one.begin() for one in (publisher, other)]
+        answers = [await one.begin() for one in (publisher, other)]
         await publisher.publish(0, 5)
         async with collecting.taking(publisher):
             await poll(lambda: collecting.next(publisher) == 5)
-            async with collecting.store.stream(said[0], lambda: None) as file:
+            async with collecting.store.stream(answers[0], lambda: None) as file:
                 assert file.next == 5
                 await other.publish(0, 5)
                 await other.end(5)
@@ -450,7 +450,7 @@ async def test_memory_is_bounded(server: NatsServer, tmp_path: Path) -> None:
         finally:
             tracemalloc.stop()
         assert FREE < bound.peak <= limit and bound.used == bound.waiting == 0
-        assert peak < 2 * limit, "what is read from the connection, and what is being written, comes on top"
+        assert peak < 2 * limit, "bytes that are read from the connection, and those being written, come on top"
     assert all(collecting.numbers(publisher) == list(range(13)) for publisher in publishers)
 
 

@@ -85,7 +85,7 @@ async def test_a_stream_that_somebody_deletes(server: NatsServer, tmp_path: Path
 
 
 async def test_buckets_that_somebody_deletes(server: NatsServer, tmp_path: Path) -> None:
-    """Exporters and collectors create them again, and streams that begin then are taken."""
+    """Exporters and collectors create them again, and streams that begin then are stored."""
     server.start()
     async with ingesting(tmp_path / "collected", server.url) as source, jetstream(server.url) as context:
         await poll(lambda: source.partitions == PARTITIONS)
@@ -99,7 +99,7 @@ async def test_buckets_that_somebody_deletes(server: NatsServer, tmp_path: Path)
 
 
 async def test_nobody_takes_again_what_has_ended(server: NatsServer, tmp_path: Path) -> None:
-    """Though JetStream still has it; after the loss of the directory it can be taken again."""
+    """Though JetStream still has it; after the loss of the directory it can be stored again."""
     server.start()
     async with jetstream(server.url) as context:
         first, second = Publisher(context), Publisher(context)
@@ -157,7 +157,7 @@ async def test_a_bucket_is_bounded(server: NatsServer, monkeypatch: pytest.Monke
 
 
 async def test_messages_that_name_no_stream(server: NatsServer, tmp_path: Path) -> None:
-    """An id that is none, a stream of another partition, a summary of a stream that nobody knows: the others are taken."""
+    """An id that is none, a stream of another partition, a summary of a stream that nobody knows: the others are stored."""
     server.start()
     async with jetstream(server.url) as context, ingesting(tmp_path / "collected", server.url) as source:
         good = Publisher(context)

@@ -32,8 +32,8 @@ from stepscope.exporters.nats.names import PARTITIONS, Names, job_token, partiti
 from stepscope.exporters.nats.servers import NatsAccess, NatsLimits, Servers
 from stepscope.exporters.specimens import batch_of, run_in, spans
 from stepscope.exporters.stream.transport import LinkSettings
+from tests.support.background_task import running
 from tests.support.basics import ROOT, poll
-from tests.support.beside import running
 from tests.support.collecting import CollectorProcess, collecting
 from tests.support.jetstreams import NAMES, Publisher, connected, jetstream
 from tests.support.journals import frame_numbers
@@ -64,7 +64,7 @@ async def shows_all(collector: CollectorProcess) -> None:
 
 
 async def test_collectors_show_all_ranks_though_one_is_killed(later_server: NatsServer, tmp_path: Path) -> None:
-    """None twice and none missing. What the killed one had not written is in the directories of the others."""
+    """None twice and none missing. Events that the killed one had not written are in the directories of the others."""
     later_server.start()
     directories = [tmp_path / name for name in ("one", "two", "three")]
     async with connected(later_server.url) as client:
@@ -310,7 +310,7 @@ async def test_a_merge_has_each_event_once(server: NatsServer, tmp_path: Path) -
         assert [(one.events, one.ended) for one in recordings] == [(3, True)] * 4
 
 
-async def test_what_jetstream_has_no_more_is_in_the_directory_before(server: NatsServer, tmp_path: Path) -> None:
+async def test_frames_deleted_from_jetstream_are_in_the_directory_before(server: NatsServer, tmp_path: Path) -> None:
     """The collector that takes a partition over has the rest, and goes on."""
     directories = [tmp_path / "one", tmp_path / "other"]
     async with jetstream(server.url) as context:
@@ -348,7 +348,7 @@ async def test_a_partition_is_acquired_beyond_the_share(
 
 
 async def test_a_lease_that_another_collector_has(server: NatsServer, tmp_path: Path) -> None:
-    """As after a pause: the partition is left to the other one, and the rest is taken as before."""
+    """As after a pause: the partition is left to the other one, and the rest is read as before."""
     async with jetstream(server.url) as context, ingesting(tmp_path / "one", server.url) as one:
         await poll(lambda: one.partitions == PARTITIONS)
         leases = await context.key_value(NAMES.leases)
@@ -394,7 +394,7 @@ def sockets() -> int:
 
 @given(st.lists(st.integers(0, PARTITIONS), min_size=1, max_size=8))
 def test_loads_become_even(wanted: list[int]) -> None:
-    """Whatever each has at first, in the end all partitions are taken, no two collectors differ by more than one, and nothing moves."""
+    """From any distribution, in the end all partitions are owned, no two collectors differ by more than one, and none moves."""
     loads: list[int] = []
     left = PARTITIONS
     for load in wanted:

@@ -72,7 +72,7 @@ def read(path: Path) -> tuple[Counter[int], list[int]]:
     return counts, ended
 
 
-def test_what_was_evicted_is_shown(tmp_path: Path) -> None:
+def test_evicted_windows_are_shown(tmp_path: Path) -> None:
     """In the API, on the page and after a start of the collector without a limit: which windows, and how many events of the stream."""
     store = Store(CollectorSettings(directory=tmp_path))
     path = record(store, 6)

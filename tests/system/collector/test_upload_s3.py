@@ -39,13 +39,13 @@ def command(server: S3Server, *arguments: str | Path) -> subprocess.Popen[str]:
 
 
 def finished(process: subprocess.Popen[str]) -> str:
-    """What a command printed that succeeded."""
+    """The output of a command that succeeded."""
     out, err = process.communicate(timeout=120)
     assert process.returncode == 0, err
     return out
 
 
-def test_what_was_killed_in_the_middle_goes_on(server: S3Server, tmp_path: Path) -> None:
+def test_a_killed_upload_goes_on(server: S3Server, tmp_path: Path) -> None:
     """Under the name of a segment there is all of it, or nothing; small ones and one that is put in several parts."""
     collected = tmp_path / "collected"
     for number in range(40):

@@ -1,4 +1,4 @@
-"""What a collector and `stepscope upload` upload, whatever is killed in between and whatever the store does."""
+"""Uploads of a collector and of `stepscope upload`, with processes killed in between and faults of the store."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from tests.integration.collector.test_merge import syncs_of
 from tests.support.basics import poll
 from tests.support.collecting import ask, collecting, trained, until
 from tests.support.collectors import answer, connected
-from tests.support.messages import refused, said
+from tests.support.messages import check_messages, refused
 from tests.support.object_stores import HangingStore, Stream, contents, following
 from tests.support.streams import STREAM, frames_header, hello
-from tests.support.windowed import END, Frame, encoded, run_of, windows
+from tests.support.window_streams import END, Frame, encoded, run_of, windows
 from tests.unit.collector.test_merge_clocks import OURS, add, named
 
 
@@ -119,7 +119,7 @@ class StrangeError(Exception):
 
 
 @pytest.mark.parametrize("operation", ["find", "open"])
-async def test_whatever_a_store_raises_is_reported_and_over_the_next_time(
+async def test_any_error_of_a_store_is_reported_and_over_the_next_time(
     collected: Path, url: str, monkeypatch: pytest.MonkeyPatch, operation: str
 ) -> None:
     """Libraries of object stores have errors of their own."""
@@ -139,15 +139,15 @@ async def test_whatever_a_store_raises_is_reported_and_over_the_next_time(
 
 
 def test_a_wrong_url_is_refused_at_once_and_no_password_shown(tmp_path: Path) -> None:
-    with refused(OutputError) as told:
+    with refused(OutputError) as caught:
         Uploading(tmp_path, "ftp://me:secret@host/x", every=1.0)
-    assert "secret" not in str(told.value)
+    assert "secret" not in str(caught.value)
     with refused(OutputError, "nosuch"):
         Collector(CollectorSettings(directory=tmp_path / "other", upload="nosuch://x"))
 
 
 async def streamed(url: str, made: list[Frame], first: int, last: int) -> None:
-    """Sends frames as an exporter does that waits for confirmations; each is taken."""
+    """Sends frames as an exporter does that waits for confirmations; each is accepted."""
     async with connected(url.replace("http", "ws")) as one:
         await one.send(hello(stream=STREAM))
         welcome = await answer(one)
@@ -159,7 +159,7 @@ async def streamed(url: str, made: list[Frame], first: int, last: int) -> None:
 
 
 async def test_a_store_that_hangs_stops_no_streams(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The page says so. What was streamed meanwhile is put when the store answers."""
+    """The page says so. Frames that were streamed meanwhile are put when the store answers."""
     monkeypatch.setattr(uploader_module, "SILENCE_S", 0.1)
     collected = tmp_path / "collected"
     Stream(collected, 5, windows=6).end()
@@ -213,24 +213,24 @@ def line(stream: IO[str] | None) -> str:
     return stream.readline()
 
 
-def test_what_fails_is_reported_and_tried_again(tmp_path: Path) -> None:
+def test_failed_uploads_are_reported_and_tried_again(tmp_path: Path) -> None:
     """With pauses that grow, as long as it fails; then as often as before."""
     stream = Stream(tmp_path / "collected", windows=12)
     remote = tmp_path / "remote"
     remote.write_text("in the way")
     with following(tmp_path / "collected", remote, 0.05) as process:
         for least in (0.05, 0.05, 0.1):
-            told = line(process.stderr)
-            assert str(remote) in told
-            pause = float(told.rpartition("tried again in ")[2].removesuffix(" s\n"))
+            output = line(process.stderr)
+            assert str(remote) in output
+            pause = float(output.rpartition("tried again in ")[2].removesuffix(" s\n"))
             assert least <= pause <= 2 * least
         remote.unlink()
         closed = len(stream.segments) - 1
         assert line(process.stdout).startswith(f"1 streams, 0 complete: {closed} objects")
         assert line(process.stdout).startswith("1 streams, 0 complete: 0 objects")
         stream.end()
-        while not (told := line(process.stdout)).startswith("1 streams, 1 complete: 1 objects"):
-            assert told.startswith("1 streams, 0 complete: 0 objects")
+        while not (output := line(process.stdout)).startswith("1 streams, 1 complete: 1 objects"):
+            assert output.startswith("1 streams, 0 complete: 0 objects")
     assert contents(remote) == contents(tmp_path / "collected" / "streams")
 
 
@@ -244,7 +244,7 @@ def merged(directory: Path, out: Path, capsys: pytest.CaptureFixture[str]) -> tu
 
 @pytest.fixture
 def job(tmp_path: Path) -> Path:
-    """What a collector keeps of two ranks, whose clocks it has compared with its own."""
+    """A collector's directory of two ranks, whose clocks it has compared with its own."""
     directory = tmp_path / "job"
     for rank in (0, 1):
         add(directory, rank, named(syncs_of(rank * 10**9), OURS))
@@ -252,7 +252,7 @@ def job(tmp_path: Path) -> Path:
     return directory
 
 
-def test_what_was_uploaded_is_restored_and_merged(
+def test_uploaded_segments_are_restored_and_merged(
     job: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The times of ranks are aligned as before; restoring again restores what is missing."""
@@ -277,26 +277,26 @@ def test_what_was_uploaded_is_restored_and_merged(
     assert contents(back / "streams") == made
 
 
-def test_what_cannot_be_restored(job: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unrestorable_jobs(job: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Where nothing is; and not into the files of a collector that runs."""
     remote = tmp_path / "remote"
     assert main(["upload", "--restore", str(tmp_path / "back"), f"file://{remote}"]) == 1
-    said(capsys.readouterr().err, "stepscope upload", "URL")
+    check_messages(capsys.readouterr().err, "stepscope upload", "URL")
     assert not (tmp_path / "back").exists()
     assert main(["upload", str(job), f"file://{remote}"]) == 0
     with collecting(tmp_path / "back"):
         assert main(["upload", "--restore", str(tmp_path / "back"), f"file://{remote}"]) == 1
-        said(capsys.readouterr().err, "stepscope upload", "/back")
+        check_messages(capsys.readouterr().err, "stepscope upload", "/back")
     assert not list(tmp_path.glob("back/streams/*/journal"))
 
 
-def test_what_cannot_be_uploaded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unusable_directories_and_stores(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["upload", str(tmp_path), f"file://{tmp_path / 'remote'}"]) == 1
-    said(capsys.readouterr().err, tmp_path, "streams")
+    check_messages(capsys.readouterr().err, tmp_path, "streams")
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("arguments", "text"),
     [
         (["--restore", "--unfinished"], "neither --unfinished nor --follow"),
         (["--restore", "--follow", "1"], "neither --unfinished nor --follow"),
@@ -304,7 +304,7 @@ def test_what_cannot_be_uploaded(tmp_path: Path, capsys: pytest.CaptureFixture[s
         (["--follow", "nan"], "seconds above 0"),
     ],
 )
-def test_wrong_usage_is_reported(given: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_usage_is_reported(arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
-        main(["upload", "somewhere", "memory://x", *given])
-    assert ended.value.code == 2 and said in capsys.readouterr().err
+        main(["upload", "somewhere", "memory://x", *arguments])
+    assert ended.value.code == 2 and text in capsys.readouterr().err

@@ -84,7 +84,7 @@ def ranks_with(fault: str, url: str, port: int) -> Generator[list[subprocess.Pop
 
 
 def found_by(collector: CollectorProcess) -> dict[str, list[int]]:
-    """What the verdict has: ranks by the rule that names them."""
+    """The ranks of the verdict, by the rule that names them."""
     verdicts = collector.get("/v1/job")["verdicts"]
     return {finding["id"]: finding["ranks"] for verdict in verdicts for finding in verdict["findings"]}
 

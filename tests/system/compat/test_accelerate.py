@@ -87,7 +87,7 @@ def test_without_a_schedule_everything_is_one_window(tmp_path: Path) -> None:
 
 
 def test_torchs_own_handler_is_served(tmp_path: Path) -> None:
-    """What programs give to torch's profiler as `on_trace_ready` writes each window here as there."""
+    """A program's `on_trace_ready` for torch's profiler writes each window here as there."""
     handler = ours.StepscopeProfileKwargs(
         schedule_option={"wait": 0, "warmup": 1, "active": 1, "repeat": 2},
         on_trace_ready=torch.profiler.tensorboard_trace_handler(str(tmp_path / "theirs")),
@@ -125,7 +125,7 @@ def test_the_tracker_records_what_is_logged(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_costs_the_training_nothing(small_disk: Path) -> None:
-    """Training ends as ever, though Accelerate exports in the program's thread; errors are kept."""
+    """Training ends as ever, though Accelerate exports in the program's thread; errors are stored."""
     (small_disk / "traces").mkdir()
     fill(small_disk)
     using = accelerator(ours.StepscopeProfileKwargs(output_trace_dir=str(small_disk / "traces")))
@@ -207,7 +207,7 @@ def test_tables_and_events_are_torchs(tmp_path: Path) -> None:
 
 
 def test_results_that_cannot_be_had(tmp_path: Path) -> None:
-    """It is said why."""
+    """The log says why."""
     settings: Any = {"output_dir": str(tmp_path), "options": sc.Options(journal=False)}
     seen: list[Any] = []
     with accelerator().profile(ours.StepscopeProfileKwargs(on_trace_ready=seen.append, settings=settings)) as run:

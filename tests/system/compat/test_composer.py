@@ -26,7 +26,7 @@ def test_composer_itself() -> None:
 
 
 def test_wrong_values_are_refused_at_once() -> None:
-    """By name, when they are given."""
+    """By name, when they are passed."""
     with refused(ValueError, "active", "0"):
         cyclic_schedule(active=0)
     with refused(ValueError, "skip_first", "-1"):

@@ -26,7 +26,7 @@ os.environ["KERAS_BACKEND"] = "torch"
 keras: Any = Deferred("keras")
 ours: Any = Deferred("stepscope.keras")
 
-# What Keras 3.15 does with torch 2.13 and numpy 2 in `predict`.
+# Warnings of Keras 3.15 with torch 2.13 and numpy 2 in `predict`.
 pytestmark = [
     pytest.mark.needs("keras"),
     pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword:DeprecationWarning"),
@@ -89,7 +89,7 @@ def logging() -> Any:
 
 
 def test_a_log_value_that_is_no_number_costs_itself(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Epochs are counted from the first one, the numbers beside it are counters, and each name is told of once."""
+    """Epochs are counted from the first one, the numbers next to it are counters, and each name is reported once."""
     runs = Runs()
     callback = ours.StepscopeCallback(
         str(tmp_path), exporters=[runs], unit="epoch", schedule=sc.schedule(wait=3, warmup=0, active=3, repeat=1)

@@ -34,7 +34,7 @@ pytestmark = [
     pytest.mark.filterwarnings(r"ignore:The '\w+_dataloader' does not have many workers"),
     pytest.mark.filterwarnings(r"ignore:You're resuming from a checkpoint that ended before the epoch ended"),
     pytest.mark.filterwarnings(r"ignore:You defined a `validation_step` but have no `val_dataloader`"),
-    # What Lightning 2.6 does with torch 2.13.
+    # A warning of Lightning 2.6 with torch 2.13.
     pytest.mark.filterwarnings(r"ignore:`isinstance\(treespec, LeafSpec\)` is deprecated:FutureWarning"),
 ]
 

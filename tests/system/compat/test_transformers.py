@@ -103,7 +103,7 @@ def test_a_resumed_training_is_recorded_by_default(tmp_path: Path) -> None:
 
 
 def test_evaluation_by_itself_and_in_a_training(tmp_path: Path) -> None:
-    """In a training it is a span of the step; by itself a run, whose first batch nobody tells of."""
+    """In a training it is a span of the step; by itself a run, whose first batch has no callback."""
     runs = Runs()
     callback = ours.StepscopeCallback(exporters=[runs], schedule=None)
     used = trainer(tmp_path, callback, eval_strategy="steps", eval_steps=3, max_steps=6)
@@ -136,7 +136,7 @@ def test_a_prediction_of_one_batch(tmp_path: Path, caplog: pytest.LogCaptureFixt
 
 @pytest.mark.checklist("B3")
 def test_what_is_in_a_step(tmp_path: Path) -> None:
-    """What is logged, as a counter, and the optimizer's part; checkpoints are marked. By default in the Trainer's directory."""
+    """A logged value is a counter, the optimizer's part a span; checkpoints are marked. By default in the Trainer's directory."""
     memory = sc.exporters.MemoryExporter()
     callback = ours.StepscopeCallback(exporters=[memory], schedule=None)
     trainer(tmp_path, callback, logging_strategy="steps", logging_steps=1, save_strategy="epoch").train()

@@ -77,15 +77,15 @@ def traced(exporter: sc.exporters.Exporter, passage: Passage, directory: Path) -
     assert closing <= DEADLINE + BUSY
     assert profiler.audit() == ()
     assert recorded(memory.names()) == EVERYTHING == recorded(spans_of(directory / "journal").elements())
-    ledger, beside = account(profiler, exporter.name), account(profiler, memory.name)
-    assert ledger.offered == beside.offered == beside.exported >= SMALL + LARGE
+    ledger, other = account(profiler, exporter.name), account(profiler, memory.name)
+    assert ledger.offered == other.offered == other.exported >= SMALL + LARGE
     assert ledger.offered == ledger.exported + sum(ledger.dropped.values()) and not ledger.in_flight
     assert ledger.exported > ledger.unsent
     return ledger
 
 
 def test_otlp(tmp_path: Path) -> None:
-    """What was not confirmed is dropped, and counted; what was is there."""
+    """Unconfirmed events are dropped, and counted; confirmed ones are there."""
     with ReceiverThread() as server, Passage(port_of(server.url)) as passage:
         exporter = OtlpExporter(f"http://127.0.0.1:{passage.port}", options=PLAIN)
         ledger = traced(exporter, passage, tmp_path)
@@ -96,7 +96,7 @@ def test_otlp(tmp_path: Path) -> None:
 
 
 def test_collector(tmp_path: Path) -> None:
-    """What was not confirmed is kept; once that is delivered the collector has everything, each once."""
+    """Unconfirmed events are stored; once they are delivered the collector has everything, each once."""
     with collecting(tmp_path / "collected") as collector:
         with Passage(port_of(collector.url)) as passage:
             exporter = sc.CollectorExporter(f"ws://127.0.0.1:{passage.port}")
@@ -129,7 +129,7 @@ def port_of(url: str) -> int:
 
 
 def delivered(run: Path, url: str) -> None:
-    """Sends what a run has kept to the server itself."""
+    """Sends a run's unconfirmed events to the server itself."""
     done = stepscope("deliver", run, "--url", url.replace("http:", "ws:"), cwd=run)
     assert done.returncode == 0, done.stderr
     assert not (run / BUFFER_DIRECTORY).exists()

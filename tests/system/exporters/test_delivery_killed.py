@@ -1,4 +1,4 @@
-"""What runs could not send, or left when they were killed, is delivered later: to a collector and into NATS, all of it, and once."""
+"""Events that runs could not send, or left when they were killed, are delivered later: to a collector and to NATS, once each."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.support.collecting import CollectorProcess, collecting, until
 from tests.support.collectors import deliver, free_port, journals, spans
 from tests.support.jetstreams import NAMES, jetstream
 from tests.support.launch import run_to_end
-from tests.support.messages import said
+from tests.support.messages import check_messages
 from tests.support.nats import NatsServer
 
 PROGRAM = """
@@ -116,7 +116,7 @@ def test_the_buffer_of_a_run_without_a_journal_is_delivered(tmp_path: Path) -> N
         assert SPANS * 2 // 3 <= merged(tmp_path / "c", tmp_path / "out.json")["x"] <= SPANS
         assert not (place / BUFFER_DIRECTORY).exists()
         again = deliver(place, collector.url)
-        assert again.returncode == 1 and said(again.stderr, "stepscope deliver", str(place))
+        assert again.returncode == 1 and check_messages(again.stderr, "stepscope deliver", str(place))
 
 
 def test_a_journal_that_has_less_than_the_collector_goes_on(tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ def test_a_delivery_that_was_interrupted_goes_on(tmp_path: Path) -> None:
     place = tmp_path / "run" / "rank0"
     with collecting(tmp_path / "c", "--max-stream-bytes", "100000") as collector:
         refused = deliver(place, collector.url, "--timeout", "1")
-        assert refused.returncode == 1 and said(refused.stderr, "100000 bytes")
+        assert refused.returncode == 1 and check_messages(refused.stderr, "100000 bytes")
         (first,) = streams(tmp_path / "c")
     with collecting(tmp_path / "c") as collector:
         done = deliver(place, collector.url)
@@ -148,7 +148,7 @@ def test_a_delivery_that_was_interrupted_goes_on(tmp_path: Path) -> None:
 
 
 def test_directories_below_are_named(tmp_path: Path) -> None:
-    """Whoever names the directory of all ranks learns where the journals are."""
+    """The message for the directory of all ranks names the journals."""
     kill(f"ws://127.0.0.1:{free_port()}", tmp_path / "runs" / "one", "x")
     for place in (tmp_path / "runs", tmp_path / "runs" / "one"):
         done = deliver(place, "ws://127.0.0.1:1")

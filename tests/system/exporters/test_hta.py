@@ -32,7 +32,7 @@ async def write(directory: Path, name: str, rank: int) -> None:
 
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What HTA says of two ranks, one of them compressed."""
+    """HTA's results for two ranks, one of them compressed."""
     python = hta_python()
     directory = tmp_path_factory.mktemp("ranks")
     asyncio.run(write(directory, "rank{rank}.json", 0))
@@ -46,7 +46,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def test_ranks_and_steps(answers: dict[str, Any]) -> None:
-    """Both ranks are told apart, with their steps and streams; HTA itself leaves the last step out."""
+    """Both ranks are separate, with their steps and streams; HTA itself leaves the last step out."""
     assert set(answers["ranks"]) == {"0", "1"}
     assert answers["iterations"] == {"0": [7, 8], "1": [7, 8]}
     assert answers["streams"] == {"0": [-1, 7, 20], "1": [-1, 7, 20]}

@@ -105,7 +105,7 @@ def stored(server: NatsServer) -> tuple[int, int]:
 def test_nothing_is_lost_when_servers_and_collectors_are_killed(
     server: NatsServer, collect: Start, tmp_path: Path
 ) -> None:
-    """What is exported is in JetStream once, and in the collector's file once."""
+    """Exported events are in JetStream once, and in the collector's file once."""
     memory = sc.exporters.MemoryExporter()
     first = collect(tmp_path / "collected")
     with sc.trace(

@@ -1,4 +1,4 @@
-"""Who gets into NATS, and what is told to whom: with real servers that want secrets and have certificates."""
+"""Access to NATS, and its error messages: with real servers that want secrets and have certificates."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ async def stopped(exporter: NatsExporter) -> None:
     await end_tasks(task)
 
 
-def taken(directory: Path, url: str, *options: str) -> None:
+def check_access(directory: Path, url: str, *options: str) -> None:
     """Takes the stream with the command, with these options."""
     with collecting(directory, "--from", url, *options) as collector:
         until(lambda: any(spans_whole(path) for path in journals(directory)))
@@ -117,13 +117,13 @@ def test_tls_with_certificates_of_both(start: Start, certificates: Certificates,
     access = NatsAccess(ca=certificates.ca, certificate=certificates.client)
     asyncio.run(sent(server.url, access, tmp_path / "run"))
     url = server.url.replace("nats:", "tls:")
-    taken(
+    check_access(
         tmp_path / "collected", url, "--nats-ca", str(certificates.ca), "--nats-certificate", str(certificates.client)
     )
 
 
 async def test_a_certificate_that_nobody_vouches_for(start: Start, certificates: Certificates, tmp_path: Path) -> None:
-    """It is said why nothing is sent."""
+    """The exporter's error says why nothing is sent."""
     server = start(f'tls {{ cert_file: "{certificates.server}", key_file: "{certificates.server}" }}')
     exporter = NatsExporter(server.url.replace("nats:", "tls:"), settings=QUICK)
     await exporter.open(run_in(tmp_path))
@@ -159,21 +159,21 @@ async def test_a_server_without_tls_gets_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "text"),
     [
         ("", "user.creds is empty"),
         ("-----BEGIN NATS USER JWT-----\n", "user.creds holds no"),
     ],
 )
-async def test_files_that_hold_no_secret(content: str, said: str, start: Start, tmp_path: Path) -> None:
-    """That is said, with the file's name, and the loop goes on."""
+async def test_files_that_hold_no_secret(content: str, text: str, start: Start, tmp_path: Path) -> None:
+    """That is reported, with the file's name, and the loop goes on."""
     require("nkeys")
     server = start(Operator().configuration())
-    credentials = file(tmp_path / "user.creds", "what it held before")
+    credentials = file(tmp_path / "user.creds", "the old secret")
     exporter = NatsExporter(server.url, access=NatsAccess(credentials=credentials), settings=QUICK)
     file(credentials, content)
     await exporter.open(run_in(tmp_path / "run"))
-    await poll(lambda: (found := exporter.statistics()) and said in found.last_error)
+    await poll(lambda: (found := exporter.statistics()) and text in found.last_error)
     await stopped(exporter)
 
 
@@ -181,7 +181,7 @@ async def test_files_that_hold_no_secret(content: str, said: str, start: Start, 
     "url", [f"nats://me:{SECRET}@host", f"tls://{SECRET}@host:4222", f"nats://h,{SECRET}@i", f"{SECRET}@h"]
 )
 def test_a_secret_in_a_url_is_refused(url: str) -> None:
-    """It is said what to use instead, and the secret is not repeated."""
+    """The error names the replacement, and the secret is not repeated."""
     with refused(ValueError, "NatsAccess(credentials=...)", "NatsAccess(token_file=...)") as caught:
         NatsExporter(url)
     assert SECRET not in str(caught.value)
@@ -229,13 +229,13 @@ def test_a_file_that_is_not_there_is_reported_at_once(access: dict[str, Any], tm
 
 
 def test_credentials_need_a_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is said at once how to get it, not when the first server asks."""
+    """The error names the package at once, not when the first server asks."""
     monkeypatch.setitem(sys.modules, "nkeys", None)
     with refused(ImportError, "pip install 'stepscope[nats]'", "nkeys"):
         NatsExporter("nats://127.0.0.1", access=NatsAccess(credentials=Path("user.creds")))
 
 
-def test_what_does_not_go_together() -> None:
+def test_contradictory_credentials() -> None:
     with refused(ValueError, "NatsAccess.user", "NatsAccess.password_file"):
         sc.exporters.NatsAccess(user="me")
     with refused(ValueError, "NatsAccess.key", "NatsAccess.certificate"):

@@ -1,4 +1,4 @@
-"""The exporter to NATS: the contract of exporters by what JetStream has stored, and what goes beside frames."""
+"""The exporter to NATS: the contract of exporters by what JetStream has stored, and messages other than frames."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ async def deliver(journal: Path, url: str, settings: LinkSettings = QUICK) -> No
 
 
 async def test_it_fulfils_the_contract_of_exporters(large_server: NatsServer, tmp_path: Path) -> None:
-    """What is in JetStream, after what was left on disk was delivered, is the whole journal."""
+    """JetStream has the whole journal once the files on disk were delivered."""
 
     def read_back(exporter: Exporter, directory: Path) -> Iterable[str]:
         assert isinstance(exporter, NatsExporter)
@@ -115,8 +115,8 @@ async def test_delivery_continues_where_jetstream_ends(
     await closed_in_vain(exporter)
     assert exporter.unsent_files is not None
     # In `unsent` it would be deleted after a delivery.
-    kept = Path(exporter.unsent_files.place).parent.rename(tmp_path / "kept")
-    journal = kept / BUFFER
+    unsent = Path(exporter.unsent_files.place).parent.rename(tmp_path / "kept")
+    journal = unsent / BUFFER
     subject = NAMES.of(Head.of(journal).run, exporter.stream).frames
     counts: list[int] = []
     async with jetstream(large_server.url) as context:
@@ -127,7 +127,7 @@ async def test_delivery_continues_where_jetstream_ends(
     assert counts[0] > 20 and counts[1] <= counts[0] + 1
 
 
-async def test_what_is_on_its_way_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unconfirmed_bytes_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that takes nothing any more is not sent all that there is, however large messages may be."""
     monkeypatch.setattr(layout, "IN_FLIGHT_BYTES", 2 << 20)
     with NatsServer(tmp_path / "jetstream") as server:
@@ -236,7 +236,7 @@ async def test_a_process_that_takes_no_commands(server: NatsServer, tmp_path: Pa
         await exporter.aclose()
 
 
-async def test_what_is_no_command_or_no_answer(server: NatsServer, tmp_path: Path) -> None:
+async def test_invalid_commands_and_answers(server: NatsServer, tmp_path: Path) -> None:
     """The one is ignored, the other is an answer that says so."""
 
     def control(command: Command) -> Future[Answer]:

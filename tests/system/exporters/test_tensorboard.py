@@ -258,6 +258,6 @@ def test_a_directory_that_cannot_be_made(tmp_path: Path) -> None:
 
 
 def test_a_directory_that_is_no_path() -> None:
-    """It is refused where it is given."""
+    """It is refused by the call that gets it."""
     with pytest.raises(TypeError, match="dir_name"):
         StepScalarExporter(3)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]

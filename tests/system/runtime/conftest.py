@@ -1,5 +1,5 @@
 """Programs of this folder have children."""
 
-from tests.support.families import family
+from tests.support.process_trees import process_tree
 
-__all__ = ["family"]
+__all__ = ["process_tree"]

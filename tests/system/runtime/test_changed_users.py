@@ -1,4 +1,4 @@
-"""Processes that are started as root and then change their user, as servers do: they are recorded, or it is said why not."""
+"""Processes that are started as root and then change their user, as servers do: they are recorded, or a message says why not."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.support.launch import run_to_end
-from tests.support.messages import said
+from tests.support.messages import check_messages
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can change its user")
 
@@ -60,12 +60,12 @@ def test_a_worker_that_changes_its_user(tmp_path: Path, before: int) -> None:
     """The thread that goes on is recorded whole; a thread that begins later is not, for a reason that both processes say."""
     done = run_to_end([sys.executable, "-c", WORKER, str(tmp_path / "run"), str(before)])
     assert done.returncode == 0, done.stderr
-    told: dict[str, Any] = json.loads(done.stdout)
-    assert told["drained"] == before + 20_001
-    assert told["dropped"] == told["without_ring"] == 100 and told["produced"] == before + 20_101
-    assert "100 of them by threads without a ring (it changed its user after it had joined" in told["report"]
-    assert told["audit"] == []
-    assert len(said(done.stderr, "user 65534")) == 1
+    answer: dict[str, Any] = json.loads(done.stdout)
+    assert answer["drained"] == before + 20_001
+    assert answer["dropped"] == answer["without_ring"] == 100 and answer["produced"] == before + 20_101
+    assert "100 of them by threads without a ring (it changed its user after it had joined" in answer["report"]
+    assert answer["audit"] == []
+    assert len(check_messages(done.stderr, "user 65534")) == 1
 
 
 SERVER = """
@@ -97,12 +97,12 @@ print(json.dumps({"exported": journal.exported, "dropped": journal.dropped, "aud
 
 
 def test_a_process_that_changes_its_user(tmp_path: Path) -> None:
-    """What it records afterwards is in its journal, from new threads as well; what it cannot clean up is said."""
+    """Later events are in its journal, from new threads as well; files that it cannot clean up are reported."""
     (tmp_path / "session").mkdir()
     done = run_to_end([sys.executable, "-c", SERVER, str(tmp_path / "run"), str(tmp_path / "session")])
     assert done.returncode == 0, done.stderr
-    told: dict[str, Any] = json.loads(done.stdout)
-    assert told["exported"] >= 100_110 and not told["dropped"] and told["audit"] == []
+    answer: dict[str, Any] = json.loads(done.stdout)
+    assert answer["exported"] >= 100_110 and not answer["dropped"] and answer["audit"] == []
     (left,) = (tmp_path / "session").iterdir()
-    said(done.stderr, left, "Permission denied")
+    check_messages(done.stderr, left, "Permission denied")
     assert "could not be closed" not in done.stderr

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.basics import ROOT
-from tests.support.messages import said
+from tests.support.messages import check_messages
 from tests.support.native import COMPILER, require_compiler
 
 SOURCE = ROOT / "tests" / "support" / "programs" / "no_locks.c"
@@ -41,7 +41,7 @@ def test_a_collector_that_cannot_lock_its_directory(preload: Path, tmp_path: Pat
     env = environment(preload, tmp_path / "shared")
     command = [sys.executable, "-m", "stepscope", "collect", "--dir", str(tmp_path / "shared"), "--port", "0"]
     ended = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
-    assert ended.returncode == 1 and said(ended.stderr, "shared/lock")
+    assert ended.returncode == 1 and check_messages(ended.stderr, "shared/lock")
 
 
 def test_a_session_that_cannot_be_locked(preload: Path, tmp_path: Path) -> None:

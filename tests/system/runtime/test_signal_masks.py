@@ -31,12 +31,12 @@ ALL = set(signal.valid_signals()) - SYNCHRONOUS - {signal.SIGKILL, signal.SIGSTO
 
 
 def blocked() -> set[int]:
-    """What this thread blocks."""
+    """Signals that this thread blocks."""
     return {int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, [])}
 
 
 def run(program: str, *arguments: str) -> list[str]:
-    """What a program under `tests/support/programs` prints."""
+    """The lines that a program under `tests/support/programs` prints."""
     command = [sys.executable, "-m", f"tests.support.programs.{program}", *arguments]
     environment = {**os.environ, "OPENBLAS_NUM_THREADS": "4"}  # so that numpy starts threads wherever this runs
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
@@ -72,12 +72,12 @@ NEEDS = {
 )
 def test_no_thread_takes_a_signal(configuration: str, tmp_path: Path) -> None:
     """Each thread that the library or a library of it starts blocks what is asynchronous, from the import to the end, and
-    nothing that an instruction of its own raises. What the main thread blocks and waits for reaches it."""
+    nothing that an instruction of its own raises. A signal that the main thread blocks and waits for reaches it."""
     for module in NEEDS.get(configuration, []):
         require(module)
-    said = run("masked_threads", str(tmp_path), configuration)
-    assert [line for line in said if line.startswith(STATES) or "did not come" in line] == []
-    assert said[-1] == "end"
+    output = run("masked_threads", str(tmp_path), configuration)
+    assert [line for line in output if line.startswith(STATES) or "did not come" in line] == []
+    assert output[-1] == "end"
 
 
 STATES = ("import:", "recording:", "flushed:", "closed:")
@@ -105,10 +105,10 @@ CODE = {
 @pytest.mark.parametrize("loop", ["uvloop", "asyncio"])
 def test_the_programs_code_has_its_own_mask(loop: str, tmp_path: Path) -> None:
     """Callbacks, exporters, backends and triggers block what the main thread blocks then, and so do programs that they start."""
-    said = run("programs_mask", str(tmp_path), loop)
+    output = run("programs_mask", str(tmp_path), loop)
     own = "blocks SIGUSR1 SIGWINCH; sh ends with -15"
-    assert [line for line in said if line.partition(": ")[2] != own] == []
-    assert {line.partition(":")[0] for line in said} >= CODE
+    assert [line for line in output if line.partition(": ")[2] != own] == []
+    assert {line.partition(":")[0] for line in output} >= CODE
 
 
 def test_the_mask_of_a_thread() -> None:
@@ -133,7 +133,7 @@ def test_the_mask_of_a_thread() -> None:
     assert not _core.runs_programs_code()
 
 
-def test_what_the_main_thread_blocks_counts_now() -> None:
+def test_the_current_mask_of_the_main_thread_counts() -> None:
     """Not when the thread was started, nor while it is inside of a handler that blocks everything, as libuv's of SIGCHLD."""
     go, seen = threading.Semaphore(0), list[set[int]]()
     done = threading.Semaphore(0)
@@ -166,7 +166,7 @@ def _on_a_thread(call: Callable[[], object]) -> None:
     thread.join()
 
 
-def test_what_is_called_raises() -> None:
+def test_a_call_that_raises() -> None:
     """The masks are as before."""
     before = blocked()
     for around in (_core.without_signals, _core.with_programs_mask):
@@ -177,7 +177,7 @@ def test_what_is_called_raises() -> None:
 
 
 def test_a_thread_of_the_program_keeps_its_mask() -> None:
-    """Whatever it blocks itself: it is none of ours."""
+    """Its own signals stay blocked: its mask is none of ours."""
     seen: list[set[int]] = []
 
     def work() -> None:

@@ -17,7 +17,7 @@ from stepscope.cli.common.values import size
 from stepscope.cli.main import NAMES, main
 from tests.support.chrome_traces import events_of
 from tests.support.commands import on_terminal, python, stepscope
-from tests.support.messages import refused, said
+from tests.support.messages import check_messages, refused
 
 REPORT = (
     "doctor",
@@ -77,7 +77,7 @@ def test_the_command_is_installed() -> None:
 def test_help_has_examples_and_exit_codes(
     command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever asks for help sees how it is called and what it returns, in lines that can be read."""
+    """The help shows the usage and the exit statuses, in lines that can be read."""
     monkeypatch.setenv("COLUMNS", "100")
     assert usage_error(command, "--help") == 0
     said = capsys.readouterr().out
@@ -189,7 +189,7 @@ def test_sizes_have_units() -> None:
 
 
 def test_an_error_is_one_line(tmp_path: Path) -> None:
-    """A failure says what and where; where it was raised is said on demand."""
+    """A failure says what and where; where it was raised is reported on demand."""
     short = stepscope("convert", "missing", "out.journal", cwd=tmp_path)
     assert (short.returncode, short.stdout) == (1, "")
     assert short.stderr == "stepscope convert: there is no run or journal at missing\n"
@@ -239,7 +239,7 @@ def test_an_output_has_its_directory_made(tmp_path: Path) -> None:
 
 
 def test_convert_says_what_was_damaged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A journal that was cut off gives what it has, and the user is told that it is not all."""
+    """A journal that was cut off gives what it has, and a message says that it is not all."""
     journal = record(tmp_path / "run")
     journal.write_bytes(journal.read_bytes()[:-10])
     assert main(["convert", str(journal), str(tmp_path / "out.json")]) == 0
@@ -252,7 +252,7 @@ def test_convert_refuses_what_makes_no_sense(tmp_path: Path, capsys: pytest.Capt
     journal = record(tmp_path / "run")
     kept = journal.read_bytes()
     assert usage_error("convert", journal, tmp_path / "out.doc") == 2
-    said(capsys.readouterr().err, ".json (chrome)")
+    check_messages(capsys.readouterr().err, ".json (chrome)")
     assert usage_error("convert", journal, journal, "--format", "journal") == 2
     assert journal.read_bytes() == kept
     (tmp_path / "text").write_text("this is no journal, " * 100)
@@ -277,11 +277,11 @@ def test_convert_takes_the_newest_and_says_which(tmp_path: Path, capsys: pytest.
     assert "run/journal-2" in capsys.readouterr().err
     record(run, 3)
     assert main(["convert", str(run), str(tmp_path / "third.json")]) == 0
-    said(capsys.readouterr().err, "run/journal-3", "journal-2, journal")
+    check_messages(capsys.readouterr().err, "run/journal-3", "journal-2, journal")
 
 
 def test_convert_names_directories_with_a_journal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Whoever names the directory above a run is led to it."""
+    """The message for the directory above a run names the run."""
     record(tmp_path / "demo" / "stream")
     record(tmp_path / "demo" / "deep" / "rank0")
     for command in (
@@ -377,12 +377,12 @@ def test_convert_says_what_the_run_dropped(tmp_path: Path, capsys: pytest.Captur
 def test_recover_without_anything(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """An empty directory is a failure, and so is one that is not there, as it is for `convert`."""
     assert main(["recover", str(tmp_path)]) == 1
-    said(capsys.readouterr().err, "stepscope recover", tmp_path)
+    check_messages(capsys.readouterr().err, "stepscope recover", tmp_path)
     assert main(["recover", str(tmp_path / "missing")]) == main(["convert", str(tmp_path / "missing"), "x.json"]) == 1
     assert capsys.readouterr().err.count("there is no run or journal at") == 2
     record(tmp_path / "run")  # which has ended: a whole journal is not written a second time
     assert main(["recover", str(tmp_path / "run")]) == 1
-    said(capsys.readouterr().err, "stepscope recover", tmp_path)
+    check_messages(capsys.readouterr().err, "stepscope recover", tmp_path)
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["journal"]
 
 

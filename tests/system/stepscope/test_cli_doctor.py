@@ -77,7 +77,7 @@ def test_a_line_for_each_check(tmp_path: Path) -> None:
 
 
 def test_a_terminal_gets_marks_and_whole_commands(tmp_path: Path) -> None:
-    """What helps stands on a line of its own, or on several, and is not cut."""
+    """A command that helps stands on a line of its own, or on several, and is not cut."""
     lines = on_terminal("doctor", width=60, cwd=tmp_path, env={**without_torch(tmp_path), "STEPSCOPE_SIGNALS": "none"})
     text = "\n".join(lines)
     assert "✓" in text and "✗" in text and "\x1b[32m" in text and "…" not in text
@@ -132,7 +132,7 @@ def test_extras_are_those_of_the_package(tmp_path: Path) -> None:
 
 
 def test_a_driver_of_devices(tmp_path: Path) -> None:
-    """Where NVIDIA's libraries answer, the number of devices is said."""
+    """Where NVIDIA's libraries answer, the number of devices is reported."""
     shutil.copy(build(tmp_path), tmp_path / "libcuda.so.1")
     _, checks = diagnosis(tmp_path, {**without_torch(tmp_path), "LD_LIBRARY_PATH": str(tmp_path)})
     assert checks["NVIDIA devices"]["state"] == "ok" and "2 devices" in checks["NVIDIA devices"]["text"]

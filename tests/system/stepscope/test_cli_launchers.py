@@ -14,7 +14,7 @@ from stepscope.cli.programs.child_processes import command_for_ranks
 from tests.support import commands
 from tests.support.basics import require
 from tests.support.launch import launched
-from tests.support.messages import said
+from tests.support.messages import check_messages
 
 PIPES: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
 RANK = "import stepscope\nwith stepscope.span('work'): pass\n"
@@ -39,7 +39,7 @@ if __name__ == "__main__":
 
 
 def test_ranks_that_a_script_spawns(tmp_path: Path) -> None:
-    """They are counted, and what to do is said; with STEPSCOPE_JOIN those that import stepscope are in the trace."""
+    """They are counted, and the remedy is reported; with STEPSCOPE_JOIN those that import stepscope are in the trace."""
     (tmp_path / "spawns.py").write_text(SPAWNS)
     ended = commands.stepscope("run", "--no-torch", "spawns.py", cwd=tmp_path)
     assert ended.returncode == 0, ended.stderr
@@ -49,7 +49,7 @@ def test_ranks_that_a_script_spawns(tmp_path: Path) -> None:
 
 
 def test_torchrun(tmp_path: Path) -> None:
-    """The form of the command that traces all ranks is said, and traces both."""
+    """The form of the command that traces all ranks is reported, and traces both."""
     require("torch.distributed.run")
     (tmp_path / "train.py").write_text(RANK)
     launcher = ("-m", "torch.distributed.run", "--nproc-per-node", "2")
@@ -149,7 +149,7 @@ os.chmod("mpirun", stat.S_IRWXU)
     ],
 )
 def test_a_script_that_starts_a_launcher(start: str, options: tuple[str, ...], tmp_path: Path) -> None:
-    """It recorded nothing itself: the right form of what it started is said, also if it is to be quiet."""
+    """It recorded nothing itself: the right form of what it started is reported, also if it is to be quiet."""
     (tmp_path / "submit.py").write_text(STARTS.format(start=start))
     ended = commands.stepscope("run", "--no-torch", *options, "-o", "run", "submit.py", cwd=tmp_path)
     assert ended.returncode == 0, ended.stderr
@@ -157,10 +157,10 @@ def test_a_script_that_starts_a_launcher(start: str, options: tuple[str, ...], t
 
 
 def test_a_launcher_that_is_no_script(tmp_path: Path) -> None:
-    """Its name is no file: the right form is said with the error."""
+    """Its name is no file: the right form is reported with the error."""
     ended = commands.stepscope("run", "mpirun", "-n", "2", "python", "train.py", cwd=tmp_path)
     assert ended.returncode == 2
-    said(ended.stderr.splitlines()[-1], "mpirun ... stepscope run [options] train.py")
+    check_messages(ended.stderr.splitlines()[-1], "mpirun ... stepscope run [options] train.py")
 
 
 def test_ranks_of_which_nobody_asked_for_a_window(tmp_path: Path) -> None:

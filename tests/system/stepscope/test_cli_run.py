@@ -26,7 +26,7 @@ from tests.support.chrome_traces import events_of
 from tests.support.collectors import collecting, journals, spans
 from tests.support.commands import python, stepscope
 from tests.support.launch import launched
-from tests.support.messages import said
+from tests.support.messages import check_messages
 
 TRAINING = """
 import torch
@@ -153,11 +153,11 @@ with sc.span("work"):
 print("ready", flush=True)
 threading.Event().wait()
 """
-"""It is ended from outside."""
+"""Another process ends it."""
 
 
 def terminated(directory: Path, *options: str, full: bool = False) -> tuple[int, str]:
-    """What becomes of a program that is terminated when it says that it is ready: its status, and its standard error.
+    """The end of a program that is terminated when it writes that it is ready: its status, and its standard error.
 
     Args:
         directory: where it runs.
@@ -319,11 +319,11 @@ def test_an_answer_that_nobody_takes_changes_no_exit_code(tmp_path: Path) -> Non
     """The program has closed standard output."""
     done = traced(tmp_path, "import sys\nsys.stdout.close()\nsys.exit(3)", "--json")
     assert done.returncode == 3
-    said(done.stderr.splitlines()[-1], "standard output")
+    check_messages(done.stderr.splitlines()[-1], "standard output")
 
 
 def test_exporters_are_chosen(tmp_path: Path) -> None:
-    """Several at once; the journal is kept in any case."""
+    """Several at once; the journal is written in any case."""
     (tmp_path / "p.py").write_text("import stepscope as sc\nwith sc.span('work'): pass")
     arguments = ("--exporter", "tensorboard", "--exporter", "console", "--out", "run")
     done = stepscope("run", *arguments, "p.py", cwd=tmp_path)
@@ -352,7 +352,7 @@ def test_exporters_are_chosen(tmp_path: Path) -> None:
     ],
 )
 def test_a_program_is_not_begun_in_vain(arguments: tuple[str, ...], code: int, said: str, tmp_path: Path) -> None:
-    """What cannot work is said before the program runs."""
+    """An option that cannot work is refused before the program runs."""
     (tmp_path / "p.py").write_text("print('it ran')")
     (tmp_path / "folder").mkdir()
     done = stepscope("run", *arguments, cwd=tmp_path)
@@ -439,7 +439,7 @@ def test_steps_without_operators(tmp_path: Path) -> None:
 
 
 def test_a_broken_torch_breaks_nothing_else(tmp_path: Path) -> None:
-    """What goes wrong in our part of `import torch` is reported, and stays out of the program."""
+    """A fault in our part of `import torch` is reported, and stays out of the program."""
     (tmp_path / "torch.py").write_text(
         "import builtins\nif not hasattr(builtins, 'again'):\n    builtins.again = 1\n    raise ImportError('first try')"
     )
@@ -511,7 +511,7 @@ def test_torch_is_not_imported_for_programs_without_it(tmp_path: Path) -> None:
     assert done.stdout == "False\n"
 
 
-# what is recorded, and for how long
+# options of the recording
 
 WHILE_IT_RECORDS = """
 import sys, time
@@ -580,13 +580,13 @@ def test_a_duration_without_steps(tmp_path: Path) -> None:
     """Recording ends when the time is over, and the program goes on."""
     done = traced(tmp_path, WHILE_IT_RECORDS, "--no-torch", "--duration", "0.5")
     assert (done.returncode, done.stdout) == (0, "goes on\n"), done.stderr
-    said(done.stderr.splitlines()[0], "0.5 s", "run")
+    check_messages(done.stderr.splitlines()[0], "0.5 s", "run")
     trace = tmp_path / "run" / "trace.json"
     assert complete(trace, "during") and not complete(trace, "after")
 
 
 def test_a_duration_ends_torchs_recording(tmp_path: Path) -> None:
-    """Also where no step ends: torch is told on the program's thread, which it recorded."""
+    """Also where no step ends: torch is stopped on the program's thread, which it recorded."""
     require("torch")
     (tmp_path / "p.py").write_text(
         """
@@ -675,7 +675,7 @@ def test_the_last_steps_for_a_time(tmp_path: Path) -> None:
     """With `--keep-last` recording ends after `--duration`, too, and nothing is saved."""
     done = traced(tmp_path, WHILE_IT_RECORDS, "--no-torch", "--keep-last", "3", "--duration", "0.5")
     assert (done.returncode, done.stdout) == (0, "goes on\n"), done.stderr
-    said(done.stderr.splitlines()[0], "0.5 s", "run")
+    check_messages(done.stderr.splitlines()[0], "0.5 s", "run")
 
 
 async def test_a_run_goes_to_a_collector(tmp_path: Path) -> None:
@@ -690,7 +690,7 @@ async def test_a_run_goes_to_a_collector(tmp_path: Path) -> None:
     assert spans(journal)["work"] == 1
     done = stepscope("run", "--collector", "127.0.0.1:7788", "p.py", cwd=tmp_path)
     assert done.returncode == 2
-    said(done.stderr.splitlines()[-1], "--collector", "did you mean 'ws://127.0.0.1:7788'?")
+    check_messages(done.stderr.splitlines()[-1], "--collector", "did you mean 'ws://127.0.0.1:7788'?")
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from stepscope.cli.main import main
 from stepscope.cli.showing.view import TraceServer
 from tests.support.basics import perfetto_ui, require
 from tests.support.launch import launched
-from tests.support.messages import said
+from tests.support.messages import check_messages
 from tests.support.viewers.perfetto import ask
 
 NAMES = "select name from slice where name like 'work%' order by ts"
@@ -99,7 +99,7 @@ def test_any_name_of_a_trace(tmp_path: Path, name: str) -> None:
 
 
 def test_a_copy_of_the_page(tmp_path: Path) -> None:
-    """`--ui DIR` has the page served beside the trace; a trace is served as it is."""
+    """`--ui DIR` has the page served next to the trace; a trace is served as it is."""
     trace = record(tmp_path / "run") / "trace.json"
     (tmp_path / "ui").mkdir()
     (tmp_path / "ui" / "index.html").write_text("the page")
@@ -177,7 +177,7 @@ def test_what_cannot_be_shown(
         assert main(["view", *arguments]) == code
     except SystemExit as end:
         assert end.code == code
-    said(capsys.readouterr().err.splitlines()[-1], *facts)
+    check_messages(capsys.readouterr().err.splitlines()[-1], *facts)
 
 
 def test_a_port_in_use(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 from stepscope.runtime.control.entry_points.environment import SIGNALS_VARIABLE
 from tests.support.basics import ROOT, require
 from tests.support.commands import python, stepscope
-from tests.support.messages import said
+from tests.support.messages import check_messages
 from tests.support.viewers.perfetto import PROBLEMS, query
 from tests.support.viewers.tensorboard import average_step, load_run, operators
 
@@ -46,8 +46,8 @@ def test_it_says_what_it_did(demo: Demo) -> None:
     assert f"-------W{'R' * 39}S--W{'R' * 39}S---" in demo.done.stdout
     assert "4 epochs, 180 steps, loss 0." in demo.done.stderr
     assert "USDT" not in demo.done.stderr
-    said = re.search(r"recognises (\d+\.\d)% of 360 digits", demo.done.stdout)
-    assert said is not None and float(said[1]) > 90
+    match = re.search(r"recognises (\d+\.\d)% of 360 digits", demo.done.stdout)
+    assert match is not None and float(match[1]) > 90
 
 
 def test_the_readme_names_the_place_of_the_fault(demo: Demo) -> None:
@@ -101,7 +101,7 @@ def test_a_second_demo_keeps_the_first(demo: Demo) -> None:
     before = sorted(demo.directory.rglob("*"))
     done = stepscope("demo", "--out", demo.directory, cwd=demo.directory)
     assert done.returncode == 1
-    said(done.stderr, "--out")
+    check_messages(done.stderr, "--out")
     assert sorted(demo.directory.rglob("*")) == before
 
 
@@ -136,7 +136,7 @@ def test_perfetto_loads_it(demo: Demo) -> None:
 
 
 def test_without_torch_it_says_so(tmp_path: Path) -> None:
-    """Whoever lacks a part is told what to install, in one line."""
+    """One line says what to install."""
     hide = (
         "import importlib.util as u, sys; found = u.find_spec; "
         "u.find_spec = lambda name, *a: None if name in ('torch', 'sklearn') else found(name, *a); "

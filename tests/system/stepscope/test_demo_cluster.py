@@ -28,7 +28,7 @@ class Done(NamedTuple):
     """A demonstration that has ended."""
 
     place: Path
-    said: str
+    output: str
 
 
 @pytest.fixture(scope="module")
@@ -53,13 +53,13 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Done:
 @pytest.mark.timeout(500)
 def test_nothing_is_lost_and_the_slow_rank_is_named(demo: Done) -> None:
     """In the files, and in what they are merged into; times have a bound."""
-    assert "a rank has died" in demo.said and "the collector is killed" in demo.said
-    assert "was killed: what it left is delivered" in demo.said
+    assert "a rank has died" in demo.output and "the collector is killed" in demo.output
+    assert "was killed: what it left is delivered" in demo.output
     for what in ("kept", "merged"):
-        ((made, there),) = re.findall(rf"(\d+) spans were made, (\d+) are {what}; lost: 0, twice: 0", demo.said)
+        ((made, there),) = re.findall(rf"(\d+) spans were made, (\d+) are {what}; lost: 0, twice: 0", demo.output)
         assert made == there and int(made) > 700
-    assert "slow, as the page has it: ranks [2" in demo.said
-    assert re.search(r"of 8 processes, their times within [\d,]+ us", demo.said)
+    assert "slow, as the page has it: ranks [2" in demo.output
+    assert re.search(r"of 8 processes, their times within [\d,]+ us", demo.output)
 
 
 @pytest.mark.timeout(500)
@@ -70,7 +70,7 @@ def test_the_page_has_a_picture(demo: Done) -> None:
         assert picture.startswith(b"\x89PNG\r\n\x1a\n") and picture[16:24] == struct.pack(">II", 1280, 900)
         assert len(set(picture)) > 200 and len(picture) > 30_000
     assert light != dark
-    assert demo.said.index("the page's picture") < demo.said.index("the collector is killed")
+    assert demo.output.index("the page's picture") < demo.output.index("the collector is killed")
 
 
 @pytest.mark.timeout(500)

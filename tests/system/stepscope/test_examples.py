@@ -56,7 +56,7 @@ def test_every_example_can_be_found() -> None:
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-def test_what_an_example_needs_is_reported(path: Path) -> None:
+def test_the_needs_of_an_example_are_documented(path: Path) -> None:
     """The extras and packages that it imports, or that an exporter of it needs, and that are not installed with stepscope."""
     page = (ROOT / "examples" / "README.md").read_text(encoding="utf-8")
     (row,) = (line for line in page.splitlines() if line.startswith(f"| [{path.name}]"))
@@ -65,10 +65,10 @@ def test_what_an_example_needs_is_reported(path: Path) -> None:
     needed = imports & {"accelerate", "keras", "lightning", "torch", "transformers"}
     needed |= {"torch"} if "keras" in needed else set[str]()
     needed |= {name for name in ("collector", "otlp") if f"{name.title()}Exporter(" in text}
-    said, _, more = row.split(" | ")[2].removesuffix(" |").partition("; ")
-    assert set(re.findall(r"`(\w+)", said)) == needed and ("nothing" in said) is not bool(needed)
+    cell, _, more = row.split(" | ")[2].removesuffix(" |").partition("; ")
+    assert set(re.findall(r"`(\w+)", cell)) == needed and ("nothing" in cell) is not bool(needed)
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
-    assert set(re.findall(r"`(\w+)", said.partition(", and the package")[0] + more)) <= set(extras)
+    assert set(re.findall(r"`(\w+)", cell.partition(", and the package")[0] + more)) <= set(extras)
 
 
 USAGE = "".join((ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8") for page in ("usage", "record-some-steps"))
@@ -93,7 +93,7 @@ def test_pages_and_examples_stay_short() -> None:
 
 
 def test_lines_that_take_the_place_of_others_work() -> None:
-    """What the README would have changed in a program can be imported, and has the same names as what it replaces."""
+    """The lines that the README would have in a program can be imported, and have the same names as those that they replace."""
     for text in (text for language, text in BLOCKS if language == "diff"):
         removed, added = text.splitlines()
         names: dict[str, Any] = {}
@@ -126,7 +126,7 @@ def test_readme(program: str, tmp_path: Path) -> None:
 
 
 def test_names_in_the_documents_are_there() -> None:
-    """Whatever a page calls as `sc.…` or `stepscope.…` there is; what Usage calls by its name alone, `sc` has."""
+    """Each name that a page calls as `sc.…` or `stepscope.…` exists; names that Usage calls alone, `sc` has."""
     for page in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md")):
         text = page.read_text(encoding="utf-8")
         names = re.findall(r"\b(?:sc|stepscope)\.((?:\w+\.)*\w+)\(", text)
@@ -169,16 +169,16 @@ def test_links_of_the_documents_lead_somewhere() -> None:
 
 def test_quickstart(tmp_path: Path) -> None:
     """Two windows of three steps, in the trace and in the table."""
-    said = run("quickstart", tmp_path)
-    assert "forward" in said and "dropped   nothing" in said
+    output = run("quickstart", tmp_path)
+    assert "forward" in output and "dropped   nothing" in output
     steps = {name for name in names_of(tmp_path / "trace.json") if name.startswith("ProfilerStep")}
     assert steps == {f"ProfilerStep#{number}" for number in (4, 5, 6, 9, 10, 11)}
 
 
 def test_quickstart_async(tmp_path: Path) -> None:
     """Two tasks at a time, in six recorded steps, none of which is cut by the other."""
-    said = run("quickstart_async", tmp_path)
-    (row,) = (line.split() for line in said.splitlines() if line.startswith("forward"))
+    output = run("quickstart_async", tmp_path)
+    (row,) = (line.split() for line in output.splitlines() if line.startswith("forward"))
     assert row[2] == "12"
     assert sum(drawn.name == "forward" for drawn in pftrace.load(tmp_path / "trace.pftrace").slices()) == 12
 
@@ -188,10 +188,10 @@ def test_stream_to_collector(tmp_path: Path) -> None:
     port = free_port()
     collector = Process(tmp_path / "collected", port).wait()
     try:
-        said = run("stream_to_collector", tmp_path, f"ws://127.0.0.1:{port}")
+        output = run("stream_to_collector", tmp_path, f"ws://127.0.0.1:{port}")
     finally:
         collector.end()
-    assert "frames are with the collector" in said
+    assert "frames are with the collector" in output
     assert not (tmp_path / "run" / "unsent").exists()
     (journal,) = journals(tmp_path / "collected")
     assert spans(journal)["forward"] == 25
@@ -200,8 +200,8 @@ def test_stream_to_collector(tmp_path: Path) -> None:
 def test_torch_training(tmp_path: Path) -> None:
     """Operators and steps arrive in the file for TensorBoard."""
     require("torch")
-    said = run("torch_training", tmp_path)
-    assert "aten::" in said
+    output = run("torch_training", tmp_path)
+    assert "aten::" in output
     (trace,) = (tmp_path / "run" / "tensorboard").glob("*.pt.trace.json")
     assert {"aten::addmm", "forward", "ProfilerStep#8", "ProfilerStep#12"} <= names_of(trace)
 
@@ -209,8 +209,8 @@ def test_torch_training(tmp_path: Path) -> None:
 def test_torch_profile(tmp_path: Path) -> None:
     """Each window has its table and trace, with what was added before; exports may be repeated."""
     require("torch")
-    said = run("torch_profile", tmp_path)
-    assert said.count("Self CPU time total") == 3 and "Input Shapes" in said
+    output = run("torch_profile", tmp_path)
+    assert output.count("Self CPU time total") == 3 and "Input Shapes" in output
     for name in ("trace_4.json", "trace_8.json", "again.json"):
         trace = json.loads((tmp_path / name).read_text())
         assert trace["model"] == "two layers"
@@ -221,8 +221,8 @@ def test_torch_profile(tmp_path: Path) -> None:
 def test_dataloader_workers(tmp_path: Path) -> None:
     """Both workers are processes of the trace."""
     require("torch")
-    said = run("dataloader_workers", tmp_path)
-    assert "'DataLoader worker 0': 48" in said and "'DataLoader worker 1': 48" in said
+    output = run("dataloader_workers", tmp_path)
+    assert "'DataLoader worker 0': 48" in output and "'DataLoader worker 1': 48" in output
     rows = events_of(tmp_path / "trace.json")
     shown = {event["args"]["name"] for event in rows if event["name"] == "process_name"}
     assert {"DataLoader worker 0", "DataLoader worker 1"} < shown
@@ -231,8 +231,8 @@ def test_dataloader_workers(tmp_path: Path) -> None:
 
 def test_callback_export(tmp_path: Path) -> None:
     """The slow window is exported, and that window only is in its file."""
-    said = run("callback_export", tmp_path)
-    assert "kept slow-1.json.gz" in said
+    output = run("callback_export", tmp_path)
+    assert "saved slow-1.json.gz" in output
     assert {name for name in names_of(tmp_path / "slow-1.json.gz") if name.startswith("ProfilerStep")} == {
         "ProfilerStep#4",
         "ProfilerStep#5",
@@ -241,16 +241,16 @@ def test_callback_export(tmp_path: Path) -> None:
 
 def test_simulated_device(tmp_path: Path) -> None:
     """The late device's kernels are in the window that they belong to."""
-    said = run("simulated_device", tmp_path)
-    (line,) = (line for line in said.splitlines() if line.startswith("simulated:"))
+    output = run("simulated_device", tmp_path)
+    (line,) = (line for line in output.splitlines() if line.startswith("simulated:"))
     assert int(line.split()[1]) > 1000
     assert sum(event.get("cat") == "kernel" for event in events_of(tmp_path / "trace.json")) > 300
 
 
 def test_decorators(tmp_path: Path) -> None:
-    """Functions, resumed generators and coroutines are spans; flows and instants are beside them."""
-    said = run("decorators", tmp_path)
-    rows = {line.split()[0]: line.split()[1:] for line in said.splitlines() if line[:1].isalpha() and "  " in line}
+    """Functions, resumed generators and coroutines are spans; flows and instants are next to them."""
+    output = run("decorators", tmp_path)
+    rows = {line.split()[0]: line.split()[1:] for line in output.splitlines() if line[:1].isalpha() and "  " in line}
     assert rows["parse"][1] == rows["send"][1] == "5"
     assert rows["read"][:2] == ["loading", "6"]  # the last resumption ends the generator
     assert {"row", "a row of zeros"} <= names_of(tmp_path / "trace.json")
@@ -289,7 +289,7 @@ def example(name: str) -> Any:
 
 
 async def test_own_exporter_keeps_the_contract(tmp_path: Path) -> None:
-    """Who copies the example begins with an exporter that passes the suite."""
+    """The example's exporter, which users copy, passes the suite."""
 
     def names(exporter: Exporter, directory: Path) -> list[str]:
         with (directory / "spans.csv").open(newline="", encoding="utf-8") as file:
@@ -307,29 +307,29 @@ def test_own_backend_keeps_the_contract() -> None:
 
 def test_flight_recorder(tmp_path: Path) -> None:
     """The slow step and the NaN are found, each with the steps before it."""
-    said = run("flight_recorder", tmp_path)
-    saved = [line for line in said.splitlines() if line.startswith("saved 0")]
+    output = run("flight_recorder", tmp_path)
+    saved = [line for line in output.splitlines() if line.startswith("saved 0")]
     assert any("-step60-slow_step" in line for line in saved)
     assert any("-step101-not_finite" in line or "-step102-not_finite" in line for line in saved)
-    assert "counter 'loss' is " in said
+    assert "counter 'loss' is " in output
 
 
 def test_dynamic_window(tmp_path: Path) -> None:
     """Nothing is recorded but what the file asks for; the window is named after its steps."""
-    said = run("dynamic_window", tmp_path).splitlines()
-    assert len(said) == 2
-    name, trigger = said[0].removeprefix("recorded ").split(" asked for by ")
+    output = run("dynamic_window", tmp_path).splitlines()
+    assert len(output) == 2
+    name, trigger = output[0].removeprefix("recorded ").split(" asked for by ")
     start, stop = (int(part) for part in name.removeprefix("rank0_start").removesuffix("_look").split("_stop"))
     assert stop == start + 2 and trigger == "file"
-    assert said[1] == "recorded 3 steps from the next step on"
+    assert output[1] == "recorded 3 steps from the next step on"
     assert (tmp_path / "control" / "stepscope.json.status.json").exists()
 
 
 def test_otlp(tmp_path: Path) -> None:
     """A receiver gets a trace for each step, the loss and the steps' durations."""
     with ReceiverThread() as server:
-        said = run("otlp", tmp_path, server.url)
-        assert "accounts  balanced" in said and "dropped   nothing" in said
+        output = run("otlp", tmp_path, server.url)
+        assert "accounts  balanced" in output and "dropped   nothing" in output
         steps = {span.name: span.trace_id for span in server.recorded if not span.parent_span_id}
         assert set(steps) == {f"ProfilerStep#{number}" for number in range(5)} and len(set(steps.values())) == 5
         assert server.names()["forward"] == server.names()["load"] == 5
@@ -384,20 +384,20 @@ def test_a_framework(name: str, tmp_path: Path) -> None:
 
 def test_mxnet_objects(tmp_path: Path) -> None:
     """The trace is complete, and the statistics are those of the twenty batches."""
-    said = run("mxnet_objects", tmp_path)
-    rows = {line[:25].strip(): line[25:].split() for line in said.splitlines() if line[:1].isalpha()}
+    output = run("mxnet_objects", tmp_path)
+    rows = {line[:25].strip(): line[25:].split() for line in output.splitlines() if line[:1].isalpha()}
     assert rows["forward"][0] == rows["batch"][0] == "20"
     assert rows["examples"] == ["21", "6720.0000", "0.0000", "640.0000", "320.0000"]
-    assert re.search(r"^the slowest batch: pass \d+: [\d.]+ms(, [\d.]+ passes per second)?$", said, re.MULTILINE)
+    assert re.search(r"^the slowest batch: pass \d+: [\d.]+ms(, [\d.]+ passes per second)?$", output, re.MULTILINE)
     found = events_of(tmp_path / "profile.json")
     assert sum(event["name"] == "forward" for event in found) == 20
     assert {"epoch", "paused", "batch per second"} <= names_of(tmp_path / "profile.json")
 
 
 def test_annotations(tmp_path: Path) -> None:
-    """What was chosen is in the trace, with what it calls inside of it; what was not is not."""
-    said = run("annotations", tmp_path)
-    assert "instrumented: __main__.Tokenizer.split\n" in said
+    """A chosen function is in the trace, with the functions that it calls; others are not."""
+    output = run("annotations", tmp_path)
+    assert "instrumented: __main__.Tokenizer.split\n" in output
     found = events_of(tmp_path / "trace.json")
     names = names_of(tmp_path / "trace.json")
     assert {"json.dumps", "textwrap.TextWrapper.fill", "encode"} <= names

@@ -64,7 +64,7 @@ def test_the_job_of_other_batch_systems(place: Path, monkeypatch: pytest.MonkeyP
 
 
 def named(monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], **changed: str) -> str:
-    """What a rank with these variables calls its launch."""
+    """The name of the launch for a rank with these variables."""
     with monkeypatch.context() as context:
         for name, value in {**variables, **changed}.items():
             context.setenv(name, value)
@@ -118,7 +118,7 @@ def test_several_machines(launcher: dict[str, str], place: Path, monkeypatch: py
 def test_where_no_name_is_safe(
     variables: dict[str, str], changed: dict[str, str], place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A process is alone, or nothing tells this launch from the next one: each has a directory of its own."""
+    """A process is alone, or nothing distinguishes this launch from the next one: each has a directory of its own."""
     assert named(monkeypatch, variables, **changed) == ""
     for name, value in {**variables, **changed}.items():
         monkeypatch.setenv(name, value)

@@ -74,18 +74,18 @@ def reported(run: Path, target: Path) -> Path:
 @contextmanager
 def shown(path: Path, *, width: int = 1200, scheme: Any = "light") -> Generator[Page]:
     """The page in a browser that asked for nothing but it, and had nothing to complain of."""
-    said: list[str] = []
+    messages: list[str] = []
     asked: list[str] = []
     with served(path.parent) as address, open_page() as page:
-        page.on("console", lambda message: said.append(message.text))
-        page.on("pageerror", lambda error: said.append(str(error)))
-        page.on("dialog", lambda dialog: said.append(dialog.message))
+        page.on("console", lambda message: messages.append(message.text))
+        page.on("pageerror", lambda error: messages.append(str(error)))
+        page.on("dialog", lambda dialog: messages.append(dialog.message))
         page.on("request", lambda request: asked.append(request.url))
         page.set_viewport_size({"width": width, "height": 900})
         page.emulate_media(color_scheme=scheme)
         page.goto(f"{address}/{path.name}")
         yield page
-        assert said == []
+        assert messages == []
         assert [url for url in asked if not url.startswith("data:")] == [f"{address}/{path.name}"]
 
 
@@ -182,8 +182,8 @@ def test_steps(loop: Path) -> None:
         for _ in range(4):
             page.keyboard.press("ArrowLeft")
         assert slider.get_attribute("aria-valuenow") == "55"
-        told = chart.locator(".tip").inner_text()
-        assert told.startswith("Step 55: ") and "data" in told and "+" in told
+        tip = chart.locator(".tip").inner_text()
+        assert tip.startswith("Step 55: ") and "data" in tip and "+" in tip
         assert (slider.get_attribute("aria-valuetext") or "").startswith("Step 55")
         page.keyboard.press("Escape")
         chart.locator(".tip").wait_for(state="hidden")

@@ -63,7 +63,7 @@ def pipeline(*operators: PipelineOperator) -> DataPipeline:
     ],
 )  # fmt: skip
 def test_bottlenecks(operators: tuple[PipelineOperator, ...], kind: str, label: str, action: str) -> None:
-    """Each kind has its operator and what to do about it; the surest is taken."""
+    """Each kind has its operator and advice; the surest is used."""
     found = bottleneck_of(advice_on(pipeline(*operators), None))
     assert found is not None
     assert (found.kind, found.operator, found.action) == (kind, label, action)

@@ -60,7 +60,7 @@ def times(**tasks: tuple[int, int, list[tuple[int, int]]]) -> dict[str, tuple[in
     return {each.name: (each.running, each.ready, each.waiting) for each in loop.times()}
 
 
-def test_who_waits_while_another_runs_was_ready_at_most_since_it_began() -> None:
+def test_a_task_that_waits_while_another_runs_was_ready_at_most_since_it_began() -> None:
     """And before, when nothing ran, it waited."""
     found = times(
         blocker=(0, 100 * MS, [(0, 50 * MS)]),
@@ -69,7 +69,7 @@ def test_who_waits_while_another_runs_was_ready_at_most_since_it_began() -> None
     assert found == {"blocker": (50 * MS, 0, 50 * MS), "waiter": (MS, 50 * MS, 50 * MS)}
 
 
-def test_who_runs_after_a_pause_of_the_loop_was_not_ready() -> None:
+def test_a_task_after_a_pause_of_the_loop_was_not_ready() -> None:
     """It would have run in the pause."""
     pause = 2 * TURN_NS
     found = times(
@@ -123,7 +123,7 @@ BLOCKED: dict[str, tuple[Tasks, dict[str, tuple[int, int]], int | None]] = {
         None,
     ),
     "a task that is alone": ({"main": (0, 900 * MS, [(500 * MS, 600 * MS)])}, {}, None),
-    "many short stretches beside a long one": (
+    "many short stretches and a long one": (
         {"main": (0, 1_000 * MS, [(1 * MS, 930 * MS)]), **many(40, 10, 25, 20)},
         {},
         20 * 25 + 70,

@@ -72,7 +72,7 @@ def test_icicle() -> None:
 
 
 def test_an_icicle_is_bounded() -> None:
-    """The widest frames are kept; a stack as deep as any is no recursion."""
+    """The widest frames stay; a stack as deep as any is no recursion."""
     stacks = [
         sample(f"main (a.py:1);f{number} (a.py:{number})") for number in range(500) for _ in range(1 + (number < 10))
     ]
@@ -190,8 +190,8 @@ def test_the_data_pipeline_and_the_layout(run: Path, tmp_path: Path) -> None:
     shown = html[html.index("Parallel layout</h2>") :]
     assert "data 2 × tensor 2" in shown and "embedding: rows, mesh: [2, 2]" in shown
     assert all(f"{group}</th><td>tensor</td>" in shown for group in ("tp0", "tp2")), "the groups of both ranks"
-    said = " ".join(str(explain(tmp_path)).split())
-    assert "Sharding embedding: rows, mesh: [2, 2]" in said
+    text = " ".join(str(explain(tmp_path)).split())
+    assert "Sharding embedding: rows, mesh: [2, 2]" in text
     without = report_html(run)
     assert (
         "Data pipeline of" not in without and "Parallel layout" not in without and "Sharding" not in str(explain(run))

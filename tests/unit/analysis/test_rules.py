@@ -51,7 +51,7 @@ THRESHOLDS: Mapping[str, str] = {
 
 
 def test_every_rule_is_checked_and_documented() -> None:
-    """Who reads of `memory-grows` finds `check_memory_grows`."""
+    """The rule `memory-grows` is checked by `check_memory_grows`."""
     checked = [rule.__name__ for rule in (*RULES_OF_STEPS, *RULES_OF_TASKS)]
     assert sorted(checked) == sorted(f"check_{name.replace('-', '_')}" for name in dict(ROW.findall(PAGE)))
     files = [

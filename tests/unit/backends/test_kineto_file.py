@@ -20,8 +20,8 @@ from stepscope.runtime.events.clock import ClockMapping
 from stepscope.runtime.events.record import Block, Kind, empty_block, join_blocks
 from stepscope.runtime.events.tracks import TrackKind
 from tests.support.basics import ROOT
+from tests.support.block_contents import decoded, texts
 from tests.support.messages import refused
-from tests.support.readings import decoded, texts
 
 GPU_TRACE = ROOT / "tests" / "support" / "data" / "kineto-gpu.json"
 WALL, OURS = 1_795_176_395_000_000_000, 5_000_000_000
@@ -91,7 +91,7 @@ def test_launches_are_linked_to_kernels(gpu: tuple[Block, list[dict[str, Any]]])
     assert (end["ts"], end["track"]) == (kernel["ts"], kernel["track"])
 
 
-def test_device_memory_and_counters_are_kept(gpu: tuple[Block, list[dict[str, Any]]]) -> None:
+def test_device_memory_and_counters_are_read(gpu: tuple[Block, list[dict[str, Any]]]) -> None:
     """An allocation on the device, and the numbers of a counter."""
     allocation, args = event_of(gpu, "cpu_instant_event", Kind.MEMORY)
     assert (allocation["value"], allocation["id"]) == (4096.0, 140_000_000_000_000)

@@ -24,7 +24,7 @@ GROUPS: list[dict[str, Any]] = [
     {"pg_name": "6", "pg_desc": "mesh_dp_shard", "ranks": [1, 3], "group_size": 2},
     {"pg_name": "10", "pg_desc": "mesh_tp", "ranks": [2, 3], "group_size": 2},
 ]
-"""Of rank 3 of a DeviceMesh of 2 × 2 × 2, as torch 2.13 tells them."""
+"""Of rank 3 of a DeviceMesh of 2 × 2 × 2, as torch 2.13 lists them."""
 FACTS = {"distributedInfo": {"backend": "nccl", "rank": 3, "world_size": 8, "pg_config": GROUPS}}
 
 
@@ -39,9 +39,9 @@ def test_the_groups_of_a_device_mesh() -> None:
         ("data", [1, 3]),
         ("tensor", [2, 3]),
     ]
-    said = str(layout_of(FACTS))
+    text = str(layout_of(FACTS))
     assert (
-        said
+        text
         == "pipeline 2 × data 2 × tensor 2 (torch); rank 3 is in mesh_pp [3, 7], mesh_dp_shard [1, 3], mesh_tp [2, 3]"
     )
 
@@ -56,7 +56,7 @@ def test_kinds(name: str, kind: str) -> None:
 
 
 @pytest.mark.checklist("A7", "D18")
-def test_what_a_program_declares() -> None:
+def test_declared_layouts() -> None:
     """Sizes alone, or with groups and sharding; dimensions of one kind are multiplied; what is no size, sharding or layout is none."""
     assert of_declared({"dp": 2, "tensor": 4, "pp": "two"})["sizes"] == {"data": 2, "tensor": 4}
     whole = {"sizes": {"data": 2}, "groups": [{"name": "a", "ranks": [0, 1]}], "sharding": {"embedding": "rows"}}

@@ -1,4 +1,4 @@
-"""Clocks: what is found out about them is true within the bound that is given, always."""
+"""Clocks: offsets are true within their bound, always."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def check(fitted: Fitted, clock: TrueClock, times: Sequence[int]) -> float:
 def test_the_bound_holds(
     network: Network, clock: TrueClock, seconds: float, interval: float, seed: int, data: st.DataObject
 ) -> None:
-    """Whatever the skew, drift and delays: jittery, one-sided, with heavy tails; between the samples and outside them."""
+    """For any skew, drift and delays: jittery, one-sided, with heavy tails; between the samples, before and after them."""
     chance = random.Random(seed)
     times = every(interval, seconds)[:300]
     _, fitted = looked_at(round_trips(clock, network, times, chance))
@@ -106,7 +106,7 @@ def test_a_single_round_trip() -> None:
 
 
 def test_times_never_run_backwards() -> None:
-    """What nests on the rank's clock nests on the reference's, whatever the samples say."""
+    """Events that nest on the rank's clock nest on the reference's, for any samples."""
     chance = random.Random(5)
     syncs = [
         ClockSync(sent=START + i * 10**9, arrived=UNIX + chance.randrange(10**12), answered=UNIX + 10**12 + i,
@@ -140,7 +140,7 @@ def test_a_collector_that_was_started_again(step: int, network: Network, seed: i
 
 
 def test_clocks_that_nothing_connects() -> None:
-    """Two collectors that no rank has seen both of: the smaller part has no bound, and that is said."""
+    """Two collectors that no rank has seen both of: the smaller part has no bound, and that is reported."""
     one = round_trips(TrueClock(name="a"), Network(), every(1, 20), random.Random(1))
     other = round_trips(TrueClock(name="b", ahead_ns=10**10), Network(), every(1, 5), random.Random(2))
     timeline = Timeline({"one": Readings(one, ANCHOR), "other": Readings(other, ANCHOR)})

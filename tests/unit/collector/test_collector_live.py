@@ -87,8 +87,8 @@ def sync(sent: int, theirs: int, trip: int, clock: str = "a") -> ClockSync:
     return ClockSync(sent=sent, arrived=theirs, answered=theirs, returned=sent + trip, clock=clock)
 
 
-def told(stream: Stream) -> dict[str, Any]:
-    """What is told of a stream, but for how fast it came."""
+def view_of(stream: Stream) -> dict[str, Any]:
+    """The view of a stream, without its rates."""
     streams = Streams(8)
     streams.add(stream)
     live = Live(streams, Downloads(Path("/nowhere")), exposed=False)
@@ -125,14 +125,14 @@ async def test_live_and_read_again_are_the_same(tmp_path: Path) -> None:
             await task
             # An exporter that did not hear the confirmation sends again what is there.
             stream.add_frames(frames[-2:], 0, len(frames))
-        assert {**told(stream), "restoring": False} == told(whole), cut
+        assert {**view_of(stream), "restoring": False} == view_of(whole), cut
         assert stream.bytes == path.stat().st_size
         assert dict(stream.dropped) == {"recorder/overflow": 20}
 
 
 @given(st.lists(st.tuples(ANYTHING, ANYTHING, st.integers(0, 255)), max_size=40), ANYTHING)
 def test_times_that_make_no_sense_cost_nothing_but_themselves(rows: list[tuple[int, int, int]], offset: int) -> None:
-    """Any times and durations are taken without an error, in bounded memory."""
+    """Any times and durations are accepted without an error, in bounded memory."""
     block = steps([1] * len(rows))
     for at, (ts, dur, flags) in enumerate(rows):
         block["ts"][at], block["dur"][at], block["flags"][at] = ts, dur, flags
@@ -147,7 +147,7 @@ def test_times_that_make_no_sense_cost_nothing_but_themselves(rows: list[tuple[i
 
 @given(st.lists(st.tuples(st.integers(0, 20_000 * SECOND), st.integers(1, SECOND)), min_size=1, max_size=60))
 def test_a_history_keeps_the_mean_of_all(samples: list[tuple[int, int]]) -> None:
-    """Whatever is added in whatever order counts once; the width is as small as the time allows."""
+    """Each sample counts once, in any order; the width is as small as the time allows."""
     history = History(rolling=False)
     for at, duration in samples:
         history.add(np.array([START + at]), np.array([duration]))
@@ -161,7 +161,7 @@ def test_a_history_keeps_the_mean_of_all(samples: list[tuple[int, int]]) -> None
     assert len(all_means) <= min(len(samples), BUCKETS)
 
 
-def test_the_newest_steps_are_kept_one_by_one() -> None:
+def test_the_newest_steps_stay_one_by_one() -> None:
     """More than fit, in one block and in many."""
     for sizes in ([4000], [100] * 40, [7] * 150):
         times, total = StepTimes(), 0
@@ -266,12 +266,12 @@ def test_evicted_segments_are_counted() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 3), st.binary(max_size=80)), max_size=20))
-def test_any_frames_are_taken(frames: list[tuple[int, int, bytes]]) -> None:
-    """What is in a frame with a right checksum may be anything."""
+def test_any_frames_are_accepted(frames: list[tuple[int, int, bytes]]) -> None:
+    """A frame with a right checksum may have any content."""
     stream = Stream("a" * 32, run_of())
     stream.add_frames(frames, 100, len(frames))
     assert stream.next == len(frames)
-    assert told(stream)["id"] == "job-0"
+    assert view_of(stream)["id"] == "job-0"
 
 
 class CountedStream(Stream):
@@ -327,7 +327,7 @@ async def test_charts_are_bounded() -> None:
 
 
 async def test_a_slow_listener_gets_the_latest_only() -> None:
-    """What it does not take is not kept for it; then it gets everything at once."""
+    """A listener that reads slowly gets no old updates; its next one has everything."""
     streams = Streams(64)
     events = LiveEvents(Live(streams, Downloads(Path("/nowhere")), exposed=False))
     slow, quick = events.listen(), events.listen()

@@ -28,8 +28,8 @@ def take(file: StreamFile, first: int, count: int, size: int = 40, segment: int 
     return len(new_frames.frames)
 
 
-def test_frames_are_taken_once(tmp_path: Path) -> None:
-    """What is sent twice, whole or in part, is there once, byte by byte."""
+def test_frames_are_stored_once(tmp_path: Path) -> None:
+    """A frame that is sent twice, whole or in part, is there once, byte by byte."""
     file = StreamFile(tmp_path, SYNC, RUN)
     assert [take(file, 0, 3), take(file, 0, 3), take(file, 1, 4), take(file, 5, 1), take(file, 2, 2)] == [3, 0, 2, 1, 0]
     file.close()
@@ -91,7 +91,7 @@ def test_frames_go_to_their_segments(tmp_path: Path) -> None:
     assert (tmp_path / "journal.3").read_bytes() == fmt.encode_file_header(SYNC, 3, third) + frames(5, 1)
 
 
-def test_what_is_missing_is_counted(tmp_path: Path) -> None:
+def test_missing_frames_are_counted(tmp_path: Path) -> None:
     """A rank may have deleted its oldest segments, and a broker may have lost messages."""
     file = StreamFile(tmp_path, SYNC, RUN)
     new_frames = file.check(frames_header(7, 2, 2, 1000), memoryview(run_frame(7) + frames(8, 1)))
@@ -157,7 +157,7 @@ def test_a_segment_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     ],
 )
 def test_other_data_are_refused_whole(tmp_path: Path, first: int, count: int, data: bytes, facts: list[str]) -> None:
-    """Nothing of a message is taken if not all of it is what it claims."""
+    """No part of a message is stored if its header is wrong."""
     file = StreamFile(tmp_path, SYNC, RUN)
     take(file, 0, 3)
     with refused(FormatError, *facts):
@@ -207,7 +207,7 @@ def test_files_are_private(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_leaves_the_file_as_it_was(small_disk: Path) -> None:
-    """A write that does not fit is taken back, and works when there is room again."""
+    """A write that does not fit is undone, and works when there is room again."""
     ballast = small_disk / "ballast"
     file = StreamFile(small_disk, SYNC, RUN)
     take(file, 0, 2)

@@ -24,16 +24,16 @@ from stepscope.collector.settings import CollectorSettings
 from stepscope.runtime.events.record import EventBatch
 from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.journal.segments import segment_paths
-from tests.support.calls import counted
+from tests.support.call_count import counted
 from tests.support.disks import small_disk
-from tests.support.windowed import END, Frame, closed, events, run_of, stored, windows
+from tests.support.window_streams import END, Frame, closed, events, run_of, stored, windows
 
 ONE, TWO, THREE = "1" * 32, "2" * 32, "3" * 32
 KIB = 1 << 10
 
 
 class Part(msgspec.Struct, frozen=True):
-    """What a segment has of a window."""
+    """A segment's share of a window."""
 
     window: int
     events: int
@@ -86,7 +86,7 @@ def counts(path: Path) -> Counter[int]:
 
 
 class Model:
-    """What was drawn, and what is protected of it."""
+    """The drawn segments, and those that are protected."""
 
     def __init__(self, drawn: Drawn, policy: StoragePolicy) -> None:
         self.drawn = drawn
@@ -121,7 +121,7 @@ class Model:
 def test_the_limit_holds_and_what_is_missing_is_counted(
     tmp_path_factory: pytest.TempPathFactory, drawn: Drawn, newest: int, slowest: int, part: float
 ) -> None:
-    """Whatever there is: enough is free in the end, or nothing that may be evicted is left; and no window that is protected is
+    """For any segments: enough is free in the end, or nothing that may be evicted is left; and no window that is protected is
     touched while a segment without one could go. Events are in the files, or counted; what was evicted is no damage."""
     store = Store(CollectorSettings(directory=tmp_path_factory.mktemp("collector")))
     ids = [f"{number:032x}" for number in range(len(drawn))]
@@ -139,7 +139,7 @@ def test_the_limit_holds_and_what_is_missing_is_counted(
     evictable = model.evictable(left)
     if before.total <= limit - policy.slack:
         assert not any(missing)
-    else:  # what is written down about evicted segments takes a block for each stream
+    else:  # the record of evicted segments takes a block for each stream
         assert after.total <= limit - 2 * policy.slack + 4096 * len(ids) or not evictable
     touched = [
         number for at, its in enumerate(missing) for number in its if model.windows(at, number) & model.protected
@@ -257,7 +257,7 @@ def test_of_two_runs_of_a_job_the_older_one_goes_first(store: Store) -> None:
     assert numbers(before) == [1] and numbers(after) == [0, 1]
 
 
-def test_what_is_uploaded_goes_first(store: Store) -> None:
+def test_uploaded_segments_go_first(store: Store) -> None:
     """Then what is not; a run that is to make a place for another one must be uploaded whole."""
     one = stored(store, ONE, some(0, 2), [*some(2, 2), END])
     two = stored(store, TWO, some(4, 2), [*some(6, 2), END])
@@ -271,7 +271,7 @@ def test_what_is_uploaded_goes_first(store: Store) -> None:
     assert not one.exists()
 
 
-def test_who_is_killed_while_it_evicts_counts_nothing_twice(store: Store) -> None:
+def test_a_collector_killed_while_it_evicts_counts_nothing_twice(store: Store) -> None:
     """Whether the line was written, or a part of it: as long as the segment is there it does not count."""
     path = stored(store, ONE, some(0, 4), some(4, 4), some(8, 1))
     lines = path.with_name(NAME)
@@ -305,7 +305,7 @@ def test_a_full_disk_is_freed(tmp_path: Path) -> None:
 
 
 def test_a_stream_that_cannot_be_written_or_deleted_is_left_as_it_is(store: Store) -> None:
-    """It is named, the limit is kept with the others, and what cannot be deleted does not count as deleted."""
+    """It is named, the limit holds with the others, and a file that cannot be deleted does not count as deleted."""
     one = stored(store, ONE, some(0, 4), some(4, 1))
     one.with_name(NAME).mkdir()
     two = stored(store, TWO, [*some(0, 4, rank=1), END])

@@ -58,7 +58,7 @@ def test_a_copy_is_a_whole_journal(
 
 
 def test_a_segment_that_is_evicted_meanwhile_ends_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """What was read before is whole frames, and what is being read stays until it was read; it is logged."""
+    """The copy has whole frames up to then, and a segment that is being read stays until its end; the log has a line."""
     path = journal(tmp_path / "journal", 120, segment_bytes=3 << 19, many=500)
     files = segment_paths(path)
     copy = journal_copy(path)

@@ -1,4 +1,4 @@
-"""What a stream claims of clocks spoils nobody else's times, nor their bounds."""
+"""Wrong clock samples of a stream change neither the times of others nor their bounds."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_a_clock_that_no_collector_had_does_not_count(tmp_path: Path) -> None:
 
 
 def test_the_clocks_of_a_directory_whose_copies_are_left_out_count(tmp_path: Path) -> None:
-    """A collector that has taken a stream over has it with round trips to the clock of the one before."""
+    """A collector that takes a stream over has it with round trips to the clock of the one before."""
     add(tmp_path / "before", 0, named(syncs_of(0), OURS))
     shutil.copytree(tmp_path / "before", tmp_path / "after")
     server_clock.add_clock_name(tmp_path / "before", OURS)
@@ -81,7 +81,7 @@ def test_the_clocks_of_a_directory_whose_copies_are_left_out_count(tmp_path: Pat
 
 
 def test_collectors_that_do_not_name_theirs_are_believed(tmp_path: Path) -> None:
-    """Directories of another origin, beside one that does; a collector that shared the job has clocks of its own."""
+    """Directories of another origin, together with one that does; a collector that shared the job has clocks of its own."""
     add(tmp_path / "a", 0, [*named(syncs_of(0), OURS), *named(_later(syncs_of(0), 1), "e" * 32)])
     add(tmp_path / "b", 1, named(syncs_of(5), "e" * 32))
     server_clock.add_clock_name(tmp_path / "a", OURS)
@@ -91,7 +91,7 @@ def test_collectors_that_do_not_name_theirs_are_believed(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("liars", [1, 2])
-def test_who_claims_the_clock_of_another_harms_itself_only(tmp_path: Path, liars: int) -> None:
+def test_a_stream_with_the_clock_of_another_harms_itself_only(tmp_path: Path, liars: int) -> None:
     """Round trips that cannot be of the clock that a stream names are those of another, whoever is read first."""
     for rank in (0, 1, 2):
         add_rank(tmp_path, rank, clock="machine")

@@ -23,7 +23,7 @@ from stepscope.runtime.journal.writer import JournalWriter
 from stepscope.runtime.windows.window import Window
 from tests.support.journals import frame_numbers, read_journal
 from tests.support.streams import SYNC
-from tests.support.windowed import SECOND, START, Frame, closed, encoded, events, run_of, windows
+from tests.support.window_streams import SECOND, START, Frame, closed, encoded, events, run_of, windows
 from tests.unit.runtime.journal.test_journal_index import ACT_LISTS, Act, window, write
 
 FAR = 1 << 62

@@ -106,7 +106,7 @@ def test_the_last_segment_of_a_killed_rank_is_put(collected: Path, url: str) -> 
 
 
 def test_only_what_has_changed_is_looked_at(collected: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After the first look: a stream that is said to have changed, and no other one."""
+    """After the first look: a stream that is reported as changed, and no other one."""
     streams = [Stream(collected, number, windows=6) for number in range(5)]
     uploader = Uploader(collected, url)
     uploader.upload(walk=False)
@@ -132,7 +132,7 @@ def test_only_what_has_changed_is_looked_at(collected: Path, url: str, monkeypat
     assert sorted(in_store(url)) == sorted(name for stream in streams for name in stream.names(last=False))
 
 
-def test_what_is_known_to_be_in_the_store(collected: Path, url: str) -> None:
+def test_segments_known_to_be_in_the_store(collected: Path, url: str) -> None:
     """Segments that never change: retention deletes these first."""
     stream = Stream(collected, windows=6)
     uploader = Uploader(collected, url)
@@ -154,7 +154,7 @@ def test_what_is_known_to_be_in_the_store(collected: Path, url: str) -> None:
 
 
 def test_an_upload_that_failed_goes_on(collected: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the store refuses costs itself only, and is put the next time."""
+    """A file that the store refuses delays no others, and is put the next time."""
     stream = Stream(collected, windows=12).end()
     uploader = Uploader(collected, url)
     files: Any = uploader.store.files
@@ -190,7 +190,7 @@ def test_a_put_that_fails_leaves_no_object(tmp_path: Path) -> None:
     assert store.sizes() == {"a/b": 7}
 
 
-def test_what_is_not_as_here_is_put_again(collected: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_differing_objects_are_put_again(collected: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """An object that was deleted or is shorter, as soon as the store is listed again."""
     stream = Stream(collected, windows=12).end()
     uploader = Uploader(collected, url)
@@ -291,7 +291,7 @@ def test_a_last_segment_that_is_no_journal_costs_itself(collected: Path, url: st
 
 
 def test_a_store_that_refuses_everything_is_asked_a_few_times(collected: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it refused comes last the next time; the pauses grow."""
+    """The refused files come last the next time; the pauses grow."""
     for number in range(30):
         Stream(collected, number, windows=12).end()
     uploader = Uploader(collected, f"memory://{uuid.uuid4().hex}", every=30)

@@ -100,7 +100,7 @@ def test_misuse_is_an_error() -> None:
 
 
 def test_pushed_ranges_nest() -> None:
-    """Each domain has a stack of its own; what is not there cannot be ended, which is told and harmless."""
+    """Each domain has a stack of its own; a missing range cannot be ended, which is reported and harmless."""
     with recording() as log:
         assert [nvtx.push_range("a"), nvtx.push_range("b", payload=1), nvtx.push_range("c", domain="d")] == [0, 1, 0]
         assert [nvtx.pop_range(), nvtx.pop_range("d"), nvtx.pop_range(), nvtx.pop_range(), nvtx.pop_range("e")] == [
@@ -147,7 +147,7 @@ def test_names_of_the_nvtx_package() -> None:
 
 
 async def test_tasks_and_threads_have_stacks_of_their_own() -> None:
-    """What one pushes, another does not pop, however their turns mix."""
+    """A range that one pushes, another does not pop, however their turns mix."""
 
     async def work(name: str, turns: int) -> None:
         nvtx.push_range(name)

@@ -12,7 +12,7 @@ import stepscope.mindspore as ms
 import stepscope.mxnet as mx
 import stepscope.torch as st
 from stepscope import nvtx
-from tests.support.messages import refused, said
+from tests.support.messages import check_messages, refused
 
 CALLS: list[tuple[Callable[..., Any], str, str]] = [
     (st.profile, "record_shape", "record_shapes"),
@@ -42,4 +42,4 @@ def test_the_monitor_goes_on(wrong: str, right: str, tmp_path: Path, caplog: pyt
     """As MindSpore's does; the log has the nearest name."""
     make: Any = ms.DynamicProfilerMonitor
     make(tmp_path, **{wrong: "x"}).close()
-    said(caplog.records, repr(wrong), f"did you mean {right!r}?")
+    check_messages(caplog.records, repr(wrong), f"did you mean {right!r}?")

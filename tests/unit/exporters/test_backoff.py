@@ -36,7 +36,7 @@ def test_a_seeded_program_draws_the_same_numbers() -> None:
     assert random.getstate() == before
 
 
-def test_what_the_other_end_asks_for_replaces_the_delay() -> None:
+def test_a_requested_wait_replaces_the_delay() -> None:
     """The delay does not grow by it."""
     backoff = Backoff(1.0, 10.0)
     assert [backoff.delay(0.0), backoff.delay(600.0)] == [0.0, 600.0]
@@ -62,6 +62,6 @@ ZONED = st.builds(
 @example(text="Fri, 31 Dec 9999 23:59:59 -2359", now=0.0)
 @example(text="9" * 5000, now=0.0)
 def test_any_retry_after_is_a_wait_or_none(text: str, now: float) -> None:
-    """What cannot be read is as no header."""
+    """A text that cannot be read counts as no header."""
     wait = parse_retry_after(text, now)
     assert wait is None or 0.0 <= wait <= MAX_RETRY_AFTER

@@ -47,7 +47,7 @@ def lines(data: bytes) -> list[dict[str, Any]]:
 
 
 def encode(scene: Scene, dialect: str = "kineto", base: int = START) -> list[dict[str, Any]]:
-    """What the scene's events become."""
+    """The Chrome events of the scene."""
     batch = scene.batch()
     return lines(_core.encode_chrome(batch.events, batch.args, base, dialect))
 
@@ -66,7 +66,7 @@ def test_span(scene: Scene) -> None:
 
 
 def test_flags_are_reported(scene: Scene) -> None:
-    """A span that was open, cut or left by an exception says so, beside arguments of any name."""
+    """A span that was open, cut or left by an exception says so, next to arguments of any name."""
     scene.span("x", 0, 1, flags=Flag.OPEN | Flag.CLIPPED | Flag.ERROR, error=3)
     (event,) = encode(scene)
     assert event["args"] == {"had not ended": True, "was cut": True, "left by exception": True, "error": 3}
@@ -201,7 +201,7 @@ def test_dialects(scene: Scene) -> None:
 
 
 def test_arguments_say_it_better(scene: Scene) -> None:
-    """Links that a producer gave are kept."""
+    """Links of a producer stay."""
     given_links = {"External id": 11, "correlation": 12, "device": 13, "stream": 14}
     scene.span("k", 0, 1, category="kernel", parent=6, **given_links)
     assert encode(scene, "tensorboard")[0]["args"] == given_links
@@ -266,13 +266,13 @@ def test_any_name_and_argument(name: str, category: str, args: dict[str, Any]) -
 
 @given(st.binary(max_size=64 * 6), st.binary(max_size=200), INT64, st.sampled_from(["kineto", "tensorboard"]))
 def test_any_bytes(block: bytes, heap: bytes, base: int, dialect: str) -> None:
-    """Whatever a block and its heap hold, JSON comes out."""
+    """Any block with any heap becomes JSON."""
     lines(_core.encode_chrome(block[: len(block) // 64 * 64], heap, base, dialect))
 
 
 @given(st.binary(max_size=120), st.integers(0, 200))
 def test_any_heap(heap: bytes, length: int) -> None:
-    """Arguments that cannot be read are said to be bad; the event stays."""
+    """Arguments that cannot be read are marked as bad; the event stays."""
     block = empty_block(1)
     block["kind"], block["args_len"] = Kind.SPAN, length
     (event,) = lines(_core.encode_chrome(block, heap, 0, "kineto"))
@@ -287,7 +287,7 @@ def test_any_heap(heap: bytes, length: int) -> None:
     )
 )
 def test_foreign_json_is_checked(text: bytes) -> None:
-    """JSON text of a producer is kept if it is JSON, on one line, and becomes a string if it is not."""
+    """JSON text of a producer stays if it is JSON, on one line, and becomes a string if it is not."""
     key = strings.intern("k")
     heap = key.to_bytes(4, "little") + len(text).to_bytes(2, "little") + b"j\0" + text
     block = empty_block(1)

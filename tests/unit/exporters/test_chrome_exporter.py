@@ -223,7 +223,7 @@ async def test_valid_after_every_piece(tmp_path: Path, form: Form, name: str) ->
 
 
 async def test_an_end_that_is_shorter_than_what_ended_it_before(tmp_path: Path) -> None:
-    """Nothing of the former end is left behind it."""
+    """No bytes of the former end follow."""
     run = make_run(tmp_path, metadata={})
     long = msgspec.structs.replace(run, name="x" * 5000)
     path = tmp_path / "trace.json"

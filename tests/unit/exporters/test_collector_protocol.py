@@ -86,7 +86,7 @@ def test_every_run_fits_a_header() -> None:
 
 
 def test_every_frame_fits_a_message() -> None:
-    """The largest frame of a journal is taken by a collector, unless it is told to take less."""
+    """The largest frame of a journal is accepted by a collector, unless its limit is lower."""
     assert fmt.MAX_PAYLOAD + fmt.FRAME_HEADER.size + protocol.MAX_HEADER + 4 <= protocol.MAX_MESSAGE
     defaults = CollectorSettings(directory=Path("x"))
     assert defaults.max_message == protocol.MAX_MESSAGE
@@ -135,7 +135,7 @@ def test_numbers_times_and_phases_come_back() -> None:
     assert found["phases"][:9, Phase.FORWARD].sum() == pytest.approx(9 * 10_000_000, rel=0.02)
     assert (found["phases"].sum(axis=1) <= found["end"] - found["begin"]).all()
     assert found["cpu_ns"].sum() == pytest.approx(facts["cpu_ns"].sum()) and found["resident_bytes"][-1] == 2e9
-    assert np.isnan(found["run_queue_ns"]).all(), "what was not read is not known"
+    assert np.isnan(found["run_queue_ns"]).all(), "a value that was not read is unknown"
 
 
 def test_bytes_of_a_summary() -> None:
@@ -189,7 +189,7 @@ runs = st.builds(protocol.StepRun, numbers, numbers, numbers, st.binary(min_size
     st.lists(runs, max_size=8),
     st.one_of(st.binary(max_size=200), st.binary(min_size=SUMS_DTYPE.itemsize, max_size=SUMS_DTYPE.itemsize)),
 )
-def test_whatever_a_sender_says_can_be_computed_with(runs: list[protocol.StepRun], sums: bytes) -> None:
+def test_any_step_facts_of_a_sender_can_be_computed_with(runs: list[protocol.StepRun], sums: bytes) -> None:
     """Times that no clock shows are left out; nothing overflows, and phases are no longer than their steps."""
     summary = sent(protocol.StepSummary(0, 0, 0, runs, sums))
     with np.errstate(all="raise", under="ignore"):

@@ -68,7 +68,7 @@ async def test_a_journal_is_played_whole(tmp_path: Path) -> None:
 
 
 async def test_one_window_is_played_any_number_of_times(tmp_path: Path) -> None:
-    """A live window is given as it is, in place of what the journal says; nothing of other windows comes along."""
+    """A live window is exported as it is, in place of the journal's; events of other windows are not."""
     batches = [batch_of(spans([f"w{window}"]), window=window) for window in (0, 1, 2)]
     path = write_journal(tmp_path / "journal", batches)
     live = window_of(1, batches[1])
@@ -82,7 +82,7 @@ async def test_one_window_is_played_any_number_of_times(tmp_path: Path) -> None:
 
 
 async def test_windows_without_an_end_are_closed(tmp_path: Path) -> None:
-    """Of a run that goes on, or was killed, steps and times are told from its events."""
+    """Of a run that goes on, or was killed, steps and times are derived from its events."""
     marks = empty_block(3)
     marks["kind"], marks["step"], marks["ts"] = int(Kind.STEP), [7, 8, 9], [1000, 2000, 3000]
     events = spans(["x"], start_ns=1500)
@@ -111,7 +111,7 @@ async def test_windows_without_an_end_are_closed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("method", ["open", "export", "close_window", "aclose"])
 async def test_errors_pass_and_the_exporter_is_closed(tmp_path: Path, method: str) -> None:
-    """What the exporter raises is the caller's; it is closed, unless it never opened."""
+    """The exporter's exception reaches the caller; it is closed, unless it never opened."""
     path = write_journal(tmp_path / "journal", [batch_of(spans(["x"]))])
     exporter = MemoryExporter(fail={method: OutputError("full")})  # type: ignore[dict-item] # pyright: ignore
     with JournalReader(path) as reader, pytest.raises(OutputError, match="full"):

@@ -1,4 +1,4 @@
-"""What a receiver of OTLP may answer: the status decides, the rest is read as far as it comes, and nothing of it ends the exporter."""
+"""Answers of an OTLP receiver: the status decides, the rest is read as far as it comes, and none of them ends the exporter."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ async def test_an_answer_that_is_none_is_a_success(
 
 @pytest.mark.parametrize("fault", ["half a body", "hang in body"])
 async def test_a_success_that_breaks_off_is_one(fault: Fault, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The receiver has taken the request, which is not sent again. A warning says that its answer is incomplete."""
+    """The receiver has accepted the request, which is not sent again. A warning says that its answer is incomplete."""
     async with receiver() as server:
         server.replies = [Reply(fault=fault, rejects=7)]
         sent = await send(OtlpExporter(server.url, options=msgspec.structs.replace(PLAIN, timeout=0.5)), tmp_path)
@@ -85,7 +85,7 @@ async def test_a_success_that_breaks_off_is_one(fault: Fault, tmp_path: Path, ca
 
 @pytest.mark.parametrize("fault", ["half a body", "hang in body"])
 async def test_a_failure_that_breaks_off_is_what_its_status_says(fault: Fault, tmp_path: Path) -> None:
-    """What may pass is tried again, what will not is not."""
+    """A failure that may pass is tried again, one that will not is not."""
     options = msgspec.structs.replace(PLAIN, timeout=0.5)
     async with receiver() as server:
         server.replies = [Reply(503, body=b"reason", fault=fault)]
@@ -99,7 +99,7 @@ async def test_a_failure_that_breaks_off_is_what_its_status_says(fault: Fault, t
 
 
 async def answered(raw: bytes, path: Path) -> Sent:
-    """What becomes of events whose only request is answered like this."""
+    """The result for events whose only request is answered like this."""
     async with receiver() as server:
         server.always = Reply(raw=raw)
         return await send(OtlpExporter(server.url, options=ONCE), path)
@@ -122,8 +122,8 @@ async def answered(raw: bytes, path: Path) -> Sent:
     ],
     ids=lambda raw: repr(raw[:50]),
 )
-async def test_what_is_hardly_http_costs_its_request_at_most(raw: bytes, tmp_path: Path) -> None:
-    """Whatever it says: each event is exported, rejected or unsent, and what is raised says where."""
+async def test_invalid_http_costs_its_request_at_most(raw: bytes, tmp_path: Path) -> None:
+    """For any answer each event is exported, rejected or unsent, and the error names the address."""
     sent = await answered(raw, tmp_path)
     assert set(sent.dropped) <= {"rejected", "unsent"}
     assert sent.errors or not sent.dropped

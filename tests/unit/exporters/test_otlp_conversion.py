@@ -234,7 +234,7 @@ def test_steps_are_sent_when_they_are_complete() -> None:
     assert {span.name for span in resource.scope_spans[0].spans} == {"early", "late", "ProfilerStep#0"}
 
 
-def test_what_contains_steps_is_in_the_trace_of_the_run() -> None:
+def test_spans_that_contain_steps_are_in_the_trace_of_the_run() -> None:
     """It would be a child that is longer than its step; what is in the steps hangs on these, linked to it."""
     converted = Converted([
         steps(0, 1, 2),
@@ -262,7 +262,7 @@ def test_filtered_parents_are_passed_over() -> None:
 
 
 def test_the_rate_keeps_the_longest_and_the_steps() -> None:
-    """What is sent hangs together, and what is not is counted."""
+    """The spans that are sent hang together, and the others are counted."""
     rows = [(f"op {n}", n, n + 1 + n % 7, n + 1, 0, 0) for n in range(90)]
     converted = Converted([tree(("outer", 0, 99, 200, 0, 0), *rows), steps(0)], OtlpOptions(spans_per_second=16.0))
     converted.check()

@@ -59,7 +59,7 @@ def test_an_endpoint_is_what_receivers_are_below(endpoint: str, url: str) -> Non
         ("http://user:passw0rd@host", "Authorization"),
     ],
 )
-def test_what_is_no_endpoint_is_refused(endpoint: str, fact: str) -> None:
+def test_invalid_endpoints_are_refused(endpoint: str, fact: str) -> None:
     """The error names the remedy, and no password."""
     with refused(ValueError, "endpoint", fact) as caught:
         target("traces", endpoint)
@@ -67,7 +67,7 @@ def test_what_is_no_endpoint_is_refused(endpoint: str, fact: str) -> None:
 
 
 def test_variables_say_where(monkeypatch: pytest.MonkeyPatch) -> None:
-    """That of a signal is taken as it is and goes first; the general one has the signal's path below it."""
+    """That of a signal is used as it is and goes first; the general one has the signal's path below it."""
     assert target().url == "http://localhost:4318/v1/traces"
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://general:1/x")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", "http://own:2")
@@ -78,7 +78,7 @@ def test_variables_say_where(monkeypatch: pytest.MonkeyPatch) -> None:
     assert target("traces", "http://argument:3").url == "http://argument:3/v1/traces"
 
 
-def test_variables_for_another_protocol_are_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variables_for_another_protocol_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     """A port that speaks gRPC would answer with nonsense."""
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc")
     assert target().url == "http://localhost:4318/v1/traces"
@@ -136,7 +136,7 @@ def test_other_variables(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_resource(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who sends: options go before variables, these before what is known anyway."""
+    """The attributes of the sender: options go before variables, these before defaults."""
     monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment.name=lab,service.name=from%20list,broken")
     monkeypatch.setenv("SLURM_JOB_ID", "4711")
     run = run_in(ROOT, "my run")
@@ -177,7 +177,7 @@ def test_without_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_bounds_of_options(name: str, least: float, most: float | None) -> None:
-    """The last values on either side are taken, and the next ones are refused."""
+    """The last values on either side are accepted, and the next ones are refused."""
     beyond = 1 if isinstance(least, int) else 0.0001
     for value in (least, most):
         assert value is None or getattr(OtlpOptions(**{name: value}), name) == value  # type: ignore[arg-type]

@@ -47,7 +47,7 @@ def in_chrome(path: Path) -> int:
 
 def in_perfetto(path: Path) -> int:
     """Instants of a trace, not those that the exporter adds."""
-    return sum(said.category != "stepscope" for said in pftrace.Trace(path.read_bytes()).of(pftrace.INSTANT))
+    return sum(event.category != "stepscope" for event in pftrace.Trace(path.read_bytes()).of(pftrace.INSTANT))
 
 
 CASES: dict[str, tuple[Callable[[Path], Any], Callable[[Path], int]]] = {
@@ -76,7 +76,7 @@ def leave_bytes(place: Path, size: int) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-async def test_what_reached_a_full_disk_is_exported(tmp_path: Path, name: str) -> None:
+async def test_events_that_reached_a_full_disk_are_exported(tmp_path: Path, name: str) -> None:
     """Of a batch that was written in part, that part counts as exported, and the rest as dropped."""
     make, count = CASES[name]
     with disks.small_disk(tmp_path / "disk", 5 << 20) as disk:
@@ -89,15 +89,15 @@ async def test_what_reached_a_full_disk_is_exported(tmp_path: Path, name: str) -
         ):  # little room is enough for all events
             leave_bytes(disk, (64 if "gz" in name else 1000 if "pftrace" in name else 2000) << 10)
         exporter = make(disk / name)
-        async with running(exporter, disk, 1 << 30) as outlet:
+        async with running(exporter, disk, 1 << 30) as worker:
             for window in range(2):
-                outlet.offer(scattered(batch(window, EVENTS)))
-                outlet.close_window(closed(window))
+                worker.offer(scattered(batch(window, EVENTS)))
+                worker.close_window(closed(window))
         found = in_files(disk, count)
-    ledger: OutputLedger = outlet.statistics().ledger
+    ledger: OutputLedger = worker.statistics().ledger
     assert 0 < ledger.exported == found < 2 * EVENTS and ledger.in_flight == 0
     assert ledger.dropped == {"error": 2 * EVENTS - ledger.exported}
-    assert "No space left on device" in outlet.statistics().first_error
+    assert "No space left on device" in worker.statistics().first_error
 
 
 async def test_begins_that_could_not_be_written_are_lost(small_disk: Path) -> None:
@@ -120,18 +120,18 @@ async def test_begins_that_could_not_be_written_are_lost(small_disk: Path) -> No
 
 
 async def test_an_object_whose_end_could_not_be_written_keeps_its_temporary_name(small_disk: Path) -> None:
-    """JSON that is not whole is not given the name of a trace, whatever is tried afterwards."""
+    """JSON that is not whole does not get the name of a trace, whatever is tried afterwards."""
     exporter = sc.ChromeTraceExporter(small_disk / "t{window}.json", form="object")
-    async with running(exporter, small_disk, 1 << 30) as outlet:
-        outlet.offer(batch(0, 1000))
-        outlet.close_window(closed(0))
-        await outlet.drained()
-        outlet.offer(batch(1, 1000))
-        await outlet.drained()
+    async with running(exporter, small_disk, 1 << 30) as worker:
+        worker.offer(batch(0, 1000))
+        worker.close_window(closed(0))
+        await worker.drained()
+        worker.offer(batch(1, 1000))
+        await worker.drained()
         with contextlib.suppress(OSError):
             leave_bytes(small_disk, 0)
         diagnostics = tuple(f"something to say, at some length: {n}" for n in range(1000))
-        outlet.close_window(msgspec.structs.replace(closed(1), diagnostics=diagnostics))
+        worker.close_window(msgspec.structs.replace(closed(1), diagnostics=diagnostics))
     json.loads((small_disk / "t0.json").read_text())
     assert not (small_disk / "t1.json").exists() and (small_disk / "t1.json.part").exists()
-    assert outlet.statistics().ledger.exported == 2000 and outlet.statistics().errors
+    assert worker.statistics().ledger.exported == 2000 and worker.statistics().errors

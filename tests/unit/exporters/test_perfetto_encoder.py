@@ -30,7 +30,7 @@ def scene(tmp_path: Path) -> Scene:
 
 
 def encode(scene: Scene) -> Trace:
-    """What the scene's events become."""
+    """The trace of the scene."""
     batch = scene.batch()
     return read(_core.PerfettoEncoder(1, 4711).encode(batch.events, batch.args, 0))
 
@@ -55,7 +55,7 @@ def test_span(scene: Scene) -> None:
 
 
 def test_flags_are_reported(scene: Scene) -> None:
-    """A span that was open, cut or left by an exception says so, beside arguments of any name."""
+    """A span that was open, cut or left by an exception says so, next to arguments of any name."""
     scene.span("x", 0, 1, flags=Flag.OPEN | Flag.CLIPPED | Flag.ERROR, error=3)
     assert only(encode(scene)).args == {"had not ended": True, "was cut": True, "left by exception": True, "error": 3}
 
@@ -71,7 +71,7 @@ def test_inline_argument_and_numbered_name(scene: Scene) -> None:
 
 
 def test_spans_that_do_not_nest_are_pairs(scene: Scene) -> None:
-    """They are told apart by their ids."""
+    """Their ids keep them apart."""
     for n in range(3):
         scene.span("request", n, 2, flags=Flag.ASYNC, size=n)
     trace = encode(scene)
@@ -103,13 +103,13 @@ def test_counters(scene: Scene) -> None:
     scene.add(Kind.COUNTER, "bytes read", 1, value=1)
     trace = encode(scene)
     counted = trace.of(COUNTER)
-    assert [said.value for said in counted] == [1.5, 2, 0, 1e300, 1, 1]
+    assert [event.value for event in counted] == [1.5, 2, 0, 1e300, 1, 1]
     assert math.copysign(1, counted[2].value) == -1
-    loss, overhead, read_bytes = (trace.tracks[said.track] for said in counted[3:])
+    loss, overhead, read_bytes = (trace.tracks[event.track] for event in counted[3:])
     assert (loss.name, overhead.name, read_bytes.name) == ("loss", "overhead %", "bytes read")
     assert (loss.counter.unit_name, overhead.counter.unit_name, read_bytes.counter.unit) == ("", "%", 3)
     assert trace.tracks[loss.parent_uuid].process.pid == PID
-    assert [said.name for said in trace.of(INSTANT)] == ["loss is NaN", "loss is Infinity", "loss is -Infinity"]
+    assert [event.name for event in trace.of(INSTANT)] == ["loss is NaN", "loss is Infinity", "loss is -Infinity"]
 
 
 def test_flows_follow_the_slices(scene: Scene) -> None:
@@ -118,10 +118,10 @@ def test_flows_follow_the_slices(scene: Scene) -> None:
     scene.add(Kind.FLOW_STEP, "f", 2, id=5)
     scene.add(Kind.FLOW_END, "f", 3, id=5)
     scene.span("x", 1, 1)
-    said = encode(scene).events
-    assert [event.type for event in said[:2]] == [1, 2]
-    assert [event.phase for event in said[2:]] == ["s", "t", "f"]
-    (flow,) = {event.id for event in said[2:]}
+    events = encode(scene).events
+    assert [event.type for event in events[:2]] == [1, 2]
+    assert [event.phase for event in events[2:]] == ["s", "t", "f"]
+    (flow,) = {event.id for event in events[2:]}
     scene.add(Kind.FLOW_START, "f", 1, id=5)
     batch = scene.batch()
     assert read(_core.PerfettoEncoder(2, 4711).encode(batch.events, batch.args, 0)).events[0].id != flow
@@ -182,7 +182,7 @@ def test_rows(scene: Scene) -> None:
 
 
 def test_state_goes_on(scene: Scene) -> None:
-    """Names are written once; what was forgotten is said again."""
+    """Names are written once; forgotten ones are written again."""
     scene.span("a long enough name", 0, 1, key=1)
     batch = scene.batch()
     encoder = _core.PerfettoEncoder(1, 4711)
@@ -195,12 +195,12 @@ def test_state_goes_on(scene: Scene) -> None:
     assert only(read(again)).args == {"key": 1}
 
 
-def test_what_was_refused_is_not_half_there(scene: Scene) -> None:
-    """Begins that were held in bytes that did not reach the file are left out, as their ends are."""
+def test_refused_spans_are_not_half_there(scene: Scene) -> None:
+    """Begins that were in bytes that did not reach the file are left out, as their ends are."""
     encoder = _core.PerfettoEncoder(1, 4711)
     scene.span("kept", 0, 1, parent=1, flags=Flag.CLIPPED, text="kept with its arguments")
-    kept = scene.batch()
-    written = encoder.encode(kept.events, kept.args, 0)
+    batch = scene.batch()
+    written = encoder.encode(batch.events, batch.args, 0)
     scene.span("refused", 2, 1, parent=1, flags=Flag.CLIPPED)
     refused = scene.batch()
     encoder.encode(refused.events, refused.args, 0)
@@ -209,7 +209,7 @@ def test_what_was_refused_is_not_half_there(scene: Scene) -> None:
     assert (drawn.name, drawn.dur, drawn.args["text"]) == ("kept", 1000, "kept with its arguments")
 
 
-def test_what_was_written_before_a_refusal_is_nested_with(scene: Scene) -> None:
+def test_spans_written_before_a_refusal_are_nested_with(scene: Scene) -> None:
     """Spans that cross one in the file are drawn apart from it; those that cross refused ones are not."""
     encoder = _core.PerfettoEncoder(1, 4711)
 
@@ -241,7 +241,7 @@ def test_times_are_exact(base: int, at: int, dur: int) -> None:
 
 
 def shown(value: Any) -> Any:
-    """What a debug annotation says of an argument."""
+    """The text of a debug annotation for an argument."""
     if value is None:
         return "null"
     if isinstance(value, float) and not math.isfinite(value):
@@ -273,7 +273,7 @@ def test_any_name_and_argument(name: str, category: str, args: dict[str, Any]) -
 
 @given(st.lists(st.binary(max_size=64 * 6), max_size=3), st.binary(max_size=200))
 def test_any_bytes(blocks: list[bytes], heap: bytes) -> None:
-    """Whatever blocks and their heap hold, a trace comes out, with a begin for every end."""
+    """Any blocks with any heap become a trace, with a begin for every end."""
     encoder = _core.PerfettoEncoder(1, 4711)
     pieces = [encoder.encode(block[: len(block) // 64 * 64], heap, 0) for block in blocks]
     read(*pieces, encoder.release())
@@ -281,7 +281,7 @@ def test_any_bytes(blocks: list[bytes], heap: bytes) -> None:
 
 @given(st.binary(max_size=120), st.integers(0, 200))
 def test_any_heap(heap: bytes, length: int) -> None:
-    """Arguments that cannot be read are said to be bad; the event stays."""
+    """Arguments that cannot be read are marked as bad; the event stays."""
     block = empty_block(1)
     block["kind"], block["args_len"] = Kind.SPAN, length
     drawn = only(read(_core.PerfettoEncoder(1, 4711).encode(block, heap, 0)))
@@ -299,7 +299,7 @@ def test_any_heap(heap: bytes, length: int) -> None:
         ).map(lambda value: json.dumps(value).encode()),
     )
 )
-def test_foreign_json_is_taken_apart(text: bytes) -> None:
+def test_foreign_json_is_split(text: bytes) -> None:
     """JSON of a producer becomes lists, mappings and values if it is JSON, and a text if it is not."""
     key = strings.intern("k")
     heap = key.to_bytes(4, "little") + len(text).to_bytes(2, "little") + b"j\0" + text

@@ -85,7 +85,7 @@ def encoder() -> _core.PerfettoEncoder:
 
 
 def read(*pieces: bytes) -> Trace:
-    """What an encoder wrote, behind the description of its process that others write."""
+    """An encoder's output, after the description of its process that others write."""
     process = encoder().process(4711)
     head = bytes.fromhex("5001e203") + bytes([len(_varint(process)) + 1]) + b"\x08" + _varint(process)
     return Trace(b"\x0a" + bytes([len(head)]) + head + b"".join(pieces))
@@ -131,7 +131,7 @@ def test_blocks_of_any_size(forest: list[Span], cuts: list[int]) -> None:
     forest=[Span(9, 11, [Span(9, 11, [Span(9, 10)]), Span(11, 11), Span(11, 11)])], cuts=[4]
 )
 def test_borders_nest_across_blocks(forest: list[Span], cuts: list[int]) -> None:
-    """What begins where recording began nests as it should, though what encloses it comes blocks later."""
+    """A span that begins where recording began nests as it should, though the one around it comes blocks later."""
     outer = [Span(0, 12, [Span(0, 12, [Span(0, 3), Span(3, 5), *shifted(forest)])])]
     spans = list(ended(outer))
     borders = [0, *sorted(min(cut, len(spans)) for cut in cuts), len(spans)]
@@ -191,7 +191,7 @@ def times(events: Block) -> list[tuple[str, int, int]]:
 
 
 def through(parts: list[tuple[str, Block]], steps: list[int]) -> list[EventBatch]:
-    """What exporters get of one window with steps that begin at these times."""
+    """Batches of one window for exporters, with steps that begin at these times."""
     windows = WindowRouter(SERIAL, 0, fallback_track=99)
     windows.add_source("torch")
     windows.open(StepMark(START, 0, CROSSED))
@@ -264,7 +264,7 @@ def test_two_sources_on_one_row(
     for source, events in ((RECORDER, regions), ("torch", foreign)):
         borders = [0, *sorted(min(cut, len(events)) for cut in cuts), len(events)]
         parts += [(source, events[a:b]) for a, b in zip(borders, borders[1:], strict=False) if a < b]
-    # A step that begins inside of a region and ends outside of it is on a row of its own.
+    # A step that begins inside of a region and ends after it is on a row of its own.
     steps = [at for at in steps if not any(span.begin < at < span.end for span in program)]
     early = shuffle.random() < 0.5  # the recorder's are routed first where the other source delivers a finished trace
     if not early:  # each source in its order
@@ -308,7 +308,7 @@ def test_the_function_that_calls_step_is_cut_at_its_border() -> None:
 
 
 def test_frames_of_a_region_are_cut_at_its_borders() -> None:
-    """What enters a region ends where it begins; a frame that would lose more is drawn apart in full length."""
+    """A frame that enters a region ends where that begins; a frame that would lose more is drawn apart in full length."""
     most = MAX_CUT_NS
     region = crossing_block([Span(1000, 9 * most, number=1)], "user_annotation", 1)
     frames = crossing_block(

@@ -33,7 +33,7 @@ def refuse(name: str) -> float:
 
 @given(DATA)
 def test_always_json(value: Any) -> None:
-    """Whatever is given, one line of JSON comes out, and UTF-8."""
+    """Any value becomes one line of JSON, in UTF-8."""
     text = dumps(value)
     assert "\n" not in text
     json.loads(text.encode(), parse_constant=refuse)
@@ -78,7 +78,7 @@ class Hostile:
     ],
 )
 def test_values(value: Any, expected: Any) -> None:
-    """What is data in other clothes is unwrapped; what is none is named by its type."""
+    """Data in types of other libraries are unwrapped; a value that is no data is named by its type."""
     assert plain(value) == expected
 
 

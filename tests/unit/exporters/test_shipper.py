@@ -49,7 +49,7 @@ def shipping(journal: Path) -> Generator[Shipper]:
 
 
 def store(file: StreamFile, chunk: Chunk) -> None:
-    """What a collector does with a chunk."""
+    """Stores a chunk, as a collector does."""
     header = Frames(chunk.begin.number, chunk.count, chunk.segment, chunk.begin.at)
     file.write(file.check(header, memoryview(chunk.data)))
 
@@ -134,8 +134,8 @@ def test_chunks_are_of_one_segment(tmp_path: Path) -> None:
         assert shipper.is_confirmed and shipper.sent_bytes == 0
 
 
-def test_what_is_not_committed_is_not_sent(tmp_path: Path) -> None:
-    """A failed write is taken back: frames behind the end that the writer has stated may become others."""
+def test_uncommitted_frames_are_not_sent(tmp_path: Path) -> None:
+    """A failed write is undone: frames behind the end that the writer has stated may become others."""
     writer = written(tmp_path, segment_bytes=0)
     end = 700
     shipper = Shipper(writer.path, lambda: end)

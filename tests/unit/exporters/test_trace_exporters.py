@@ -39,7 +39,7 @@ def made(path: Path, **settings: Any) -> Any:
 
 
 def chrome(path: Path, data: bytes | None = None) -> list[dict[str, Any]]:
-    """The events of a Chrome trace, whose rows have names; of its bytes, if they are given."""
+    """The events of a Chrome trace, whose rows have names; of its bytes, if they are passed."""
     events: list[dict[str, Any]] = events_of(path) if data is None else json.loads(data)
     assert any(event["name"] == "thread_name" for event in events)
     return events
@@ -71,7 +71,7 @@ def so_far(path: Path) -> list[str]:
 
 
 def clipped(directory: Path, count: int, text: str = "") -> EventBatch:
-    """Spans that began with the window, in others that are not known yet: Perfetto's begins are held."""
+    """Spans that began with the window, in others that are not known yet: Perfetto's begins wait."""
     scene = Scene(make_run(directory))
     for n in range(count):
         scene.span(f"c{n}", 0, count - n, parent=1, flags=Flag.CLIPPED, text=text)
@@ -122,9 +122,9 @@ async def test_stop_at_the_limit(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
     exporter = made(path, max_bytes=70_000, on_full="stop")
     await write(exporter, tmp_path, many(tmp_path), many(tmp_path, 7))
-    kept = names(path)
-    assert kept == [f"n{n}" for n in range(len(kept))]
-    assert exporter.dropped_cap == 5007 - len(kept) > 0
+    recorded = names(path)
+    assert recorded == [f"n{n}" for n in range(len(recorded))]
+    assert exporter.dropped_cap == 5007 - len(recorded) > 0
     assert arguments_of(path, "stopped: the file is full") == {"limit": 70_000}
     assert arguments_of(path, "stepscope")["dropped by size limit"] == exporter.dropped_cap
     assert arguments_of(path, "window 0")["steps"] == [7, 8, 9]
@@ -151,7 +151,7 @@ async def test_a_full_disk(small_disk: Path, name: str) -> None:
     filler = fill(small_disk)
     with refused(OutputError, "No space left", name):
         await exporter.export(many(small_disk, 5000))
-    if name == "t.pftrace":  # the ends of what is held take next to nothing, compressed
+    if name == "t.pftrace":  # the ends of waiting begins take next to nothing, compressed
         with refused(OutputError, "No space left", name):
             await exporter.export(clipped(small_disk, 3000))
     if "closed" in name:
@@ -234,7 +234,7 @@ async def test_a_file(tmp_path: Path, name: str) -> None:
 
 
 async def test_held_spans_count(tmp_path: Path) -> None:
-    """Begins that are held are written at the window's end, also where they exceed the limit."""
+    """Waiting begins are written at the window's end, also where they exceed the limit."""
     path = tmp_path / "t.pftrace"
     await write(PerfettoExporter(path), tmp_path, clipped(tmp_path, 5))
     assert names(path) == [f"c{n}" for n in range(5)]

@@ -69,10 +69,10 @@ def test_the_end_of_a_run_fits(width: int) -> None:
     answer = Answer(path="runs/exp1", verdict=FINDING.title, findings=(FINDING,), ranks=(rank,), trust="1 event.")
     lines = shown(answer, width, end=True).splitlines()
     assert len(lines) <= MOST_LINES and max(map(len, lines)) <= width
-    said = " ".join(" ".join(lines).split())
-    assert "Input-bound:" in said and "runs/exp1" in said and "stepscope report" in said and "the rest" in said
+    text = " ".join(" ".join(lines).split())
+    assert "Input-bound:" in text and "runs/exp1" in text and "stepscope report" in text and "the rest" in text
     if width >= 80:
-        assert "data/flowers.py:43" in said and "num_workers=4" in said
+        assert "data/flowers.py:43" in text and "num_workers=4" in text
 
 
 def test_programs_of_tasks_have_no_bars() -> None:

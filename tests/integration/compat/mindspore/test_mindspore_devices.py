@@ -1,4 +1,4 @@
-"""What machines and devices give to MindSpore's front door: counters, floating-point operations, kernels, directories of ranks."""
+"""Data of machines and devices in MindSpore's front door: counters, floating-point operations, kernels, directories of ranks."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_the_host(tmp_path: Path, asked: str, expected: set[str]) -> None:
 
 
 def test_network_cards(tmp_path: Path) -> None:
-    """What goes through them, once, whoever asks."""
+    """Both options record the same traffic, once."""
     assert counters(tmp_path, sys_io=True) == counters(tmp_path, sys_io=True, host_sys=["network"])
     assert "network sent B/s" in counters(tmp_path, sys_io=True)
 
@@ -154,7 +154,7 @@ def test_network_cards(tmp_path: Path) -> None:
     ],
 )
 def test_the_processor(tmp_path: Path, options: dict[str, Any], expected: str) -> None:
-    """Counters in place of those of an Ascend core; a machine that hides them is said to, when the profiler is made."""
+    """Counters in place of those of an Ascend core; a machine that hides them is reported when the profiler is made."""
     limitations = Profiler(output_path=tmp_path, start_profile=False, **options).limitations
     assert bool(limitations) == HIDDEN
     found = counters(tmp_path, **options)
@@ -172,7 +172,7 @@ def test_every_member_has_counters() -> None:
 
 @pytest.mark.checklist("C9")
 def test_devices(tmp_path: Path) -> None:
-    """Rates of PCIe and the use of memory come of the driver, where there is one; else it is said that there is none."""
+    """Rates of PCIe and the use of memory come of the driver, where there is one; else a message says that there is none."""
     program = """
 import sys; sys.path.append(sys.argv[1])
 import stepscope as sc

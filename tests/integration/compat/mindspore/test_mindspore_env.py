@@ -42,7 +42,7 @@ def run(directory: Path, variable: str, program: str = PROGRAM) -> tuple[str, st
 
 @pytest.mark.checklist("B6", "B7", "B8", "B10", "B12", "B14", "B15", "E17")
 def test_no_change_of_code(tmp_path: Path) -> None:
-    """All keys of the guide are read; the products are there when the program has ended; limits are said."""
+    """All keys of the guide are read; the products are there when the program has ended; limits are reported."""
     options = {
         "start": True,
         "output_path": os.fspath(tmp_path / "out"),
@@ -123,7 +123,7 @@ def test_what_cannot_be_followed(tmp_path: Path, variable: str, text: str) -> No
 
 
 def test_what_has_no_place_there(tmp_path: Path) -> None:
-    """A schedule cannot be given by the environment; that is said, and all else counts."""
+    """The environment cannot have a schedule; that is reported, and all else counts."""
     _, log = run(tmp_path, json.dumps({"start": True, "schedule": 3, "output_path": "out"}))
     assert "'schedule' cannot be given here and has no effect" in log
     assert len(list(output.windows_below(tmp_path / "out"))) == 1
@@ -140,7 +140,7 @@ def test_ended_by_the_program(tmp_path: Path) -> None:
 
 @pytest.mark.checklist("B6")
 def test_nothing_is_asked_here() -> None:
-    """In a process without the variable nothing records; another environment than that of the process can be given."""
+    """In a process without the variable nothing records; another environment than that of the process can be passed."""
     assert EnvProfiler.init_profiler({}) is None
     assert EnvProfiler().analyse() is None
     assert read_variable("{}") is None

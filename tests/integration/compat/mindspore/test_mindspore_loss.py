@@ -1,4 +1,4 @@
-"""Recordings whose files cannot be written or read: what is there stays, and what is missing is said."""
+"""Recordings whose files cannot be written or read: what is there stays, and missing parts are reported."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from stepscope.mindspore import Profiler, schedule
 from tests.support import mindspore_output as output
 from tests.support.basics import ROOT
 from tests.support.launch import run_to_end
-from tests.support.messages import said
+from tests.support.messages import check_messages
 
 
 def two_windows(path: Path, **options: Any) -> Profiler:
@@ -80,11 +80,11 @@ def test_one_journal_that_cannot_be_read_costs_its_window(
         assert analysis is not None
         assert [window.window for window in analysis.windows] == [0] and not analysis.complete
         assert f"window 1 of {damaged.directory} cannot be analysed: FormatError" in analysis.rejected[0]
-    said(caplog.records, "window 1", damaged.directory, "FormatError")
+    check_messages(caplog.records, "window 1", damaged.directory, "FormatError")
 
 
 def test_a_start_that_fails_halfway_records_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What had begun is ended before its directory is deleted."""
+    """The recording ends before its directory is deleted."""
     before = set(threading.enumerate())
 
     def broken(self: capture.Capture) -> None:
@@ -170,5 +170,5 @@ def test_an_incomplete_journal_is_not_deleted(
     journal.write_bytes(spoil(journal.read_bytes()))
     analysis = profiler.analyse()
     assert analysis is not None and not analysis.complete
-    assert "INCOMPLETE" in str(analysis) and said(caplog.records, "journal", snapshot=False)
+    assert "INCOMPLETE" in str(analysis) and check_messages(caplog.records, "journal", snapshot=False)
     assert journal.exists()

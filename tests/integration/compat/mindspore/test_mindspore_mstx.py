@@ -54,7 +54,7 @@ logging.getLogger("stepscope").addHandler(logging.handlers.QueueHandler(said))
 def messages():
     return [said.get().getMessage() for _ in range(said.qsize())]
 """
-"""Each is said once in a process, so what is said is looked at in one of its own."""
+"""Each is reported once in a process, so the messages are checked in one of its own."""
 
 
 def test_wrong_arguments_are_reported_once() -> None:

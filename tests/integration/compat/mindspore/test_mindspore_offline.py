@@ -25,7 +25,7 @@ from tests.support import mindspore_output as output
 from tests.support.basics import ROOT
 from tests.support.commands import stepscope
 from tests.support.launch import launched
-from tests.support.messages import refused, said
+from tests.support.messages import check_messages, refused
 
 
 def recorded(path: Path, steps: int = 3) -> Path:
@@ -118,12 +118,12 @@ def test_analysing_by_the_command_line(tmp_path: Path, monkeypatch: pytest.Monke
     again = stepscope("analyse", "out", cwd=tmp_path)
     assert again.returncode == 1
     assert again.stdout == "" and len(again.stderr.splitlines()) == 1
-    said(again.stderr, "stepscope analyse", "out")
+    check_messages(again.stderr, "stepscope analyse", "out")
     absent = stepscope("analyse", "absent", cwd=tmp_path)
     assert (absent.returncode, absent.stderr) == (1, "stepscope analyse: there is no directory absent\n")
     wrong = stepscope("analyse", "out", "--rank", -1, cwd=tmp_path)
     assert wrong.returncode == 2
-    said(wrong.stderr, "-1")
+    check_messages(wrong.stderr, "-1")
 
 
 @pytest.mark.checklist("D18")
@@ -149,7 +149,7 @@ def test_names_for_mindspores_tools(tmp_path: Path) -> None:
     assert (infos["own"]["rank_id"], infos["rank1"]["rank_id"], infos["rank1"]["rank_size"]) == ("0", "1", 2)
     wrong = stepscope("analyse", ".", "--layout", "mindspor", cwd=tmp_path)
     assert wrong.returncode == 2
-    said(wrong.stderr, "mindspor", "did you mean 'mindspore'?")
+    check_messages(wrong.stderr, "mindspor", "did you mean 'mindspore'?")
 
 
 CRASHES = """

@@ -28,7 +28,7 @@ from stepscope.mindspore import (
     tensorboard_trace_handler,
 )
 from tests.support.basics import ROOT
-from tests.support.messages import refused, said
+from tests.support.messages import check_messages, refused
 
 BOOLEANS = [name for name, kind in ProfilerOptions.__annotations__.items() if kind == "bool"]
 
@@ -41,7 +41,7 @@ def read(**given: Any) -> ProfilerOptions:
 
 @pytest.mark.checklist("C1", "C3", "C7", "C10", "C12", "C15")
 def test_defaults() -> None:
-    """What nobody gives has the value of MindSpore's documents."""
+    """An option that is not set has the value of MindSpore's documents."""
     options = read()
     assert (options.output_path, options.op_time, options.start_profile) == ("./data", True, True)
     assert (options.sync_enable, options.timeline_limit, options.data_simplification) == (True, 500, True)
@@ -63,7 +63,7 @@ def test_a_bool_must_be_one(name: str, value: Any) -> None:
 def test_unknown_options_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     """An option that does not exist has no effect, and the log names the nearest that does; warnings may be errors."""
     assert read(profile_memry=True) == read()
-    said(caplog.records, "'profile_memry'", "'profile_memory'")
+    check_messages(caplog.records, "'profile_memry'", "'profile_memory'")
 
 
 @pytest.mark.checklist("B9", "C4", "C5", "C12", "C13", "C14")
@@ -78,7 +78,7 @@ def test_what_needs_op_time(name: str) -> None:
 
 @pytest.mark.checklist("C14")
 def test_stacks_need_the_framework() -> None:
-    """Stacks without any data of the host contradict each other; if nothing is said of these, stacks alone will do."""
+    """Stacks without any data of the host contradict each other; if these are not set, stacks alone will do."""
     with refused(ValueError, "with_stack=True", "profile_framework", "all", "time"):
         read(with_stack=True, profile_framework=None)
     assert read(with_stack=True).stacks and read(with_stack=True, profile_framework="time").stacks
@@ -160,7 +160,7 @@ def test_what_a_device_cannot_give() -> None:
     for device in ("CPU", "GPU", "Ascend"):
         said = limits(asked, DeviceTarget(device=device))
         names = ["aicore_metrics", "l2_cache", "hbm_ddr", "pcie", "export_type"]
-        # What the device could give depends on the machine.
+        # The data of a device depend on the machine.
         names = [
             name
             for name in names
@@ -200,13 +200,13 @@ def test_every_option_that_asks_for_something_is_in_the_table() -> None:
 
 
 def test_the_documentation_has_the_table() -> None:
-    """What users read is what profilers say."""
+    """The table in the documentation agrees with the profilers."""
     assert markdown() in (ROOT / "docs" / "mindspore.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.checklist("C10", "C16")
 def test_options_that_change_nothing() -> None:
-    """They are accepted, and it is said that they change nothing."""
+    """They are accepted, and a message says that they change nothing."""
     for device in ("CPU", "GPU", "Ascend"):
         first, second = limits(read(sync_enable=False, env_enable=True).requested(), DeviceTarget(device=device))[-2:][
             ::-1
@@ -229,7 +229,7 @@ def test_limits_are_reported_at_the_start(tmp_path: Path, caplog: pytest.LogCapt
 
 @pytest.mark.checklist("A19", "D4")
 def test_rank_and_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rank and device come from whoever says them; what is no number is said, and 0 is taken."""
+    """Rank and device come from any launcher; text that is no number is reported, and 0 is used."""
     for name in ("RANK", "RANK_ID", "LOCAL_RANK", "SLURM_PROCID", "WORLD_SIZE", "RANK_SIZE", "DEVICE_ID"):
         monkeypatch.delenv(name, raising=False)
     assert (detect_target().rank, detect_target().rank_size, detect_target().device_id) == (0, 1, 0)
@@ -254,7 +254,7 @@ def test_rank_and_device(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.checklist("D4")
 def test_a_device_that_nobody_knows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever profiler is made raises, before it has written anything; the nearest device is named."""
+    """Every way to make a profiler raises, before it has written anything; the message names the nearest device."""
     context: dict[str, Any] = {"mode": 0, "device_id": 3}
     framework: Any = ModuleType("mindspore")
     framework.Tensor, framework.GRAPH_MODE, framework.get_context = object, 0, context.__getitem__
@@ -280,12 +280,12 @@ def test_a_device_that_nobody_knows(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_the_environment_may_say_where(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The argument wins, which is said; without one the variable counts, without both the default."""
+    """The argument wins, which is reported; without one the variable counts, without both the default."""
     monkeypatch.setenv("MS_DIAGNOSTIC_DATA_PATH", os.fspath(tmp_path / "environment"))
     assert Profiler(start_profile=False).options.output_path == os.fspath(tmp_path / "environment")
     assert not caplog.records
     given = Profiler(start_profile=False, output_path=tmp_path / "given")
     assert given.options.output_path == os.fspath(tmp_path / "given")
-    said(caplog.records, "MS_DIAGNOSTIC_DATA_PATH")
+    check_messages(caplog.records, "MS_DIAGNOSTIC_DATA_PATH")
     monkeypatch.delenv("MS_DIAGNOSTIC_DATA_PATH")
     assert Profiler(start_profile=False).options.output_path == str(Path("data").absolute())

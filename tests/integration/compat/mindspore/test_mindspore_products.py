@@ -1,4 +1,4 @@
-"""What the front door for MindSpore makes of a window: tables, timeline, memory, stacks, and answers about operators."""
+"""Products of the front door for MindSpore for a window: tables, timeline, memory, stacks, and answers about operators."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_op_analyse_of_what_is_wrong(tmp_path: Path) -> None:
 
 @pytest.mark.checklist("C22")
 def test_operators_of_steps_need_raw_data(tmp_path: Path) -> None:
-    """Once these are deleted, it is said what to do."""
+    """Once these are deleted, a message says what to do."""
     profiler = output.recorded(tmp_path)
     profiler.analyse()
     with refused(FileNotFoundError, "data_simplification=False"):
@@ -186,7 +186,7 @@ def test_the_timeline_is_capped(tmp_path: Path) -> None:
 
 @pytest.mark.checklist("B16", "C13", "C5", "B10")
 def test_host_info_and_memory(tmp_path: Path) -> None:
-    """Host data are a table of spans with the memory beside it; without memory if only times are wanted."""
+    """Host data are a table of spans with the memory in further columns; without memory if only times are wanted."""
     wanted = [("all", True), ("time", False)]
     for value, memory in wanted:
         profiler = Profiler(output_path=tmp_path / value, profile_framework=value, start_profile=False)
@@ -330,7 +330,7 @@ def test_the_cost_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) 
 
 @pytest.mark.checklist("B20")
 def test_a_budget(tmp_path: Path) -> None:
-    """Recording may be given a share of the time; what is no share is refused."""
+    """Recording may have a share of the time; a number that is no share is refused."""
     profiler = output.recorded(tmp_path, overhead_budget=0.02)
     profiler.analyse()
     assert "budget 2.00%" in str(profiler.trust_report())
@@ -389,7 +389,7 @@ def test_every_window_has_its_memory(tmp_path: Path) -> None:
 
 
 def read_by_loop(journal: Path) -> Counter[int]:
-    """How often the thread of the loop has read the memory, by window; what the thread beside it saw does not count."""
+    """How often the thread of the loop has read the memory, by window; samples of the other thread do not count."""
     found: Counter[int] = Counter()
     with JournalReader(journal) as reader:
         for item in reader:

@@ -99,7 +99,7 @@ def test_one_directory_for_each_window(tmp_path: Path) -> None:
 
 
 def test_raw_data_of_each_window(tmp_path: Path) -> None:
-    """If raw data are kept, each window has its own, and can be analysed alone."""
+    """If raw data are stored, each window has its own, and can be analysed alone."""
     config = ms._ExperimentalConfig(data_simplification=False)  # pyright: ignore[reportPrivateUsage]
     plan = ms.schedule(wait=0, active=2, repeat=2)
     recording = train(
@@ -148,7 +148,7 @@ def test_handlers_belong_to_their_profilers(tmp_path: Path) -> None:
 
 
 def test_collecting_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a handler, or with `analyse_flag=False`, raw data are kept for later."""
+    """Without a handler, or with `analyse_flag=False`, raw data are stored for later."""
     monkeypatch.chdir(tmp_path)
     handlers = {"data": None, "later": ms.tensorboard_trace_handler("later", analyse_flag=False)}
     for place, handler in handlers.items():
@@ -173,7 +173,7 @@ def test_products_in_the_background(tmp_path: Path) -> None:
 
 @pytest.mark.checklist("F14")
 def test_the_programs_own_handler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It gets the profiler, or nothing if it takes nothing; when it raises, that is kept, and nothing else suffers."""
+    """It gets the profiler, or nothing if it takes nothing; when it raises, the exception is stored, and nothing else suffers."""
     monkeypatch.chdir(tmp_path)
     got: list[Any] = []
     recording = train(1, on_trace_ready=got.append)
@@ -270,7 +270,7 @@ def test_start_is_allowed_again(tmp_path: Path) -> None:
 
 
 def order_at(step: int) -> Any:
-    """What an operator does in a loop: asks for the two steps after this one."""
+    """An operator's request in a loop: for the two steps after this one."""
 
     def order(current: int) -> None:
         if current == step:

@@ -29,7 +29,7 @@ from stepscope.mindspore import (
     tensorboard_trace_handler,
 )
 from tests.support import mindspore_output as output
-from tests.support.messages import refused, said
+from tests.support.messages import check_messages, refused
 
 
 @pytest.mark.checklist("B1", "B5", "C1", "C7", "C25")
@@ -181,14 +181,14 @@ def test_steps_that_were_not_recorded(tmp_path: Path, caplog: pytest.LogCaptureF
     caplog.clear()
     assert profiler.analyse(step_list=[7], mode="async") is None
     analysis_thread.wait(60)
-    said(caplog.records, "step_list", "7", "5")
+    check_messages(caplog.records, "step_list", "7", "5")
 
 
 @pytest.mark.checklist("C20", "F12")
 def test_the_steps_to_analyse_are_no_option(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Whoever gives them to the profiler is told where they belong."""
+    """The message says where they belong instead."""
     Profiler(output_path=tmp_path, start_profile=False, step_list=[1])
-    said(caplog.records, "step_list", "analyse()")
+    check_messages(caplog.records, "step_list", "analyse()")
 
 
 @pytest.mark.checklist("A5", "C20", "F13")
@@ -261,7 +261,7 @@ def recorded_again(path: Path) -> Path:
 
 @pytest.mark.checklist("D5", "A31")
 def test_nothing_is_overwritten(tmp_path: Path) -> None:
-    """Recordings into one directory are beside each other, each for its owner only, and no old file is touched."""
+    """Recordings into one directory have separate files, each for its owner only, and no old file is touched."""
     (tmp_path / "old").write_text("mine")
     first, second = recorded_again(tmp_path), recorded_again(tmp_path)
     assert first != second
@@ -274,7 +274,7 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
 
 @pytest.mark.checklist("D5", "D21")
 def test_a_path_that_cannot_be_written(tmp_path: Path) -> None:
-    """It is said where and why, by an error of its own family that is an OSError as well."""
+    """The place and the reason are in an error of its own family that is an OSError as well."""
     (tmp_path / "file").write_text("")
     profiler = Profiler(output_path=tmp_path / "file", start_profile=False)
     with refused(ProfilerIOException, "file", "output_path") as caught:
@@ -361,6 +361,6 @@ def test_analyse_only(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("make", [lambda: Profiler(schedule=7), lambda: profile(on_trace_ready="x")])
 def test_what_cannot_be_called(make: Callable[[], object]) -> None:
-    """A schedule or handler that is no function is refused when it is given."""
+    """A schedule or handler that is no function is refused by the call that gets it."""
     with refused(TypeError):
         make()

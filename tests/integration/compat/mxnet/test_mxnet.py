@@ -53,7 +53,7 @@ def test_a_program_for_mxnet_runs_with_its_import_changed(here: Path) -> None:
     )
     (row,) = [line.split() for line in table if line.startswith("mycounter ")]
     assert row == ["mycounter", "6", "164.0000", "10.0000", "100.0000", "27.3333"]
-    # What MXNet 1.9.1 itself wrote for this program has the same keys at the same places, but for the counter, which it has
+    # The table of MXNet 1.9.1 itself for this program has the same keys at the same places, but for the counter, which it has
     # among the times; counts are the same, and times are alike.
     theirs = json.loads((ROOT / "tests" / "support" / "data" / "mxnet-1.9.1-objects.json").read_text())
     del theirs["Time"]["mydomain"]["mycounter"]
@@ -69,7 +69,7 @@ def test_a_program_for_mxnet_runs_with_its_import_changed(here: Path) -> None:
 
 @pytest.mark.checklist("E1")
 def test_every_setting_of_mxnet_is_taken(here: Path) -> None:
-    """Also as texts and numbers, as MXNet takes them; what is not given has its default."""
+    """Also as texts and numbers, as MXNet takes them; others have their default."""
     flags = dict.fromkeys(("profile_all", "profile_symbolic", "profile_imperative", "profile_api"), "False")
     mxnet.set_config(
         filename=here / "other.json",

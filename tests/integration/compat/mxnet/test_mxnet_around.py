@@ -1,4 +1,4 @@
-"""What is around a recording of `stepscope.mxnet`: other processes, other tools, memory, the environment, former names."""
+"""The environment of a recording of `stepscope.mxnet`: other processes, other tools, memory, variables, former names."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support import nvml, nvtx_receiver
 from tests.support.arming import SOCKET, arm_here, say_in_environment
 from tests.support.basics import require
 from tests.support.launch import run_to_end
-from tests.support.messages import refused, said
+from tests.support.messages import check_messages, refused
 from tests.support.mxnets import begin, load, run, slices, statistics
 
 
@@ -82,15 +82,15 @@ def test_former_names(here: Path) -> None:
     """They work, and warn."""
     with pytest.warns(UserWarning) as caught:
         mxnet.profiler_set_config("all", "old.json")
-    said(caught, "profiler_set_config()", "set_config()")
+    check_messages(caught, "profiler_set_config()", "set_config()")
     with pytest.warns(UserWarning) as caught:
         mxnet.profiler_set_state("run")
-    said(caught, "profiler_set_state()", "set_state()")
+    check_messages(caught, "profiler_set_state()", "set_state()")
     with mxnet.Event("old"):
         pass
     with pytest.warns(UserWarning) as caught:
         mxnet.dump_profile()
-    said(caught, "dump_profile()", "dump()")
+    check_messages(caught, "dump_profile()", "dump()")
     assert slices(load("old.json"), "old")
     with pytest.warns(UserWarning), refused(mxnet.MXNetValueError, "mode", "symbolik", "'symbolic'?"):
         mxnet.profiler_set_config("symbolik")
@@ -170,7 +170,7 @@ def test_a_variable_that_cannot_be_followed(
 
 
 class Told:
-    """Another tool, which keeps what it is told."""
+    """Another tool, which stores each call."""
 
     def __init__(self, fails: bool = False) -> None:
         self.told: list[Any] = []
@@ -283,7 +283,7 @@ def test_memory_is_a_counter() -> None:
         row: dict[str, float] = {"Min": 0, "Max": 0}
         while row["Max"] - row["Min"] < grown * 0.9 / 1000 and time.monotonic() < ending:
             block.seek(0)
-            for _ in range(64):  # again and again: the system may have taken some away, also of the rest of the process
+            for _ in range(64):  # again and again: the system may have removed some, also of the rest of the process
                 block.write(b"x" * (grown // 64))
             time.sleep(0.01)
             row = statistics()["Memory"]["Device Storage"]["Memory: cpu/0"]
@@ -407,7 +407,7 @@ wait_until_quiet()
 
 @pytest.mark.parametrize("state", ["paused", "stopped"])
 def test_nothing_wakes_while_nothing_records(state: str, here: Path) -> None:
-    """In a pause and when stopped, no thread wakes. What was recorded is in the file when the process is killed then."""
+    """In a pause and when stopped, no thread wakes. The recorded events are in the file when the process is killed then."""
     program = QUIET + "\nos.kill(os.getpid(), 9)\n"
     assert run_to_end([sys.executable, "-c", program, state], cwd=here).returncode == -9
     assert len(slices(load("profile.json"), "first")) == 1

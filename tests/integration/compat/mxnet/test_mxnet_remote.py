@@ -17,7 +17,7 @@ import pytest
 from stepscope import mxnet
 from stepscope.cli.main import main
 from tests.support.collectors import Process, free_port
-from tests.support.messages import refused, said
+from tests.support.messages import check_messages, refused
 from tests.support.mxnets import load as load_trace
 from tests.support.mxnets import slices
 
@@ -52,7 +52,7 @@ mxnet.close()
 
 
 class Server:
-    """A program whose loop makes events with the name that it was told last."""
+    """A program whose loop makes events with the name that it got last."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self.process = process
@@ -104,7 +104,7 @@ def test_processes_of_this_host(caplog: pytest.LogCaptureFixture) -> None:
     with server("a.json") as a, server("b.json") as b:
         mxnet.set_kvstore_handle(mxnet.RemoteProcesses(a.pid, b.pid))
         mxnet.set_config(profile_process="server", filename="elsewhere.json")
-        said(caplog.records, "filename")
+        check_messages(caplog.records, "filename")
 
         def pause() -> None:
             mxnet.pause("server")
@@ -121,7 +121,7 @@ def test_processes_of_this_host(caplog: pytest.LogCaptureFixture) -> None:
         for word, act in acts.items():
             act()
             for one in (a, b):
-                one.say(f"{word} begins")  # what was asked for is done at a step
+                one.say(f"{word} begins")  # a request is carried out at a step
                 one.say(word)
         mxnet.set_state("stop", profile_process="server")
         a.end()

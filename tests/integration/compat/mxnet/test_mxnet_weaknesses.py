@@ -1,4 +1,4 @@
-"""What mxnet.profiler 1.9.1 was measured to do wrong, done right; what else it did wrong is in the tests of its functions."""
+"""Faults that mxnet.profiler 1.9.1 was measured to have, done right; tests of its functions have the others."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def test_13_pauses_nest() -> None:
 
 @pytest.mark.checklist("E8")
 def test_14_what_is_never_stopped_is_in_the_trace() -> None:
-    """As far as recording went, and said so; what is let go of while it is started ends there."""
+    """Up to the end of recording, and it says so; an object that is freed while it is started ends there."""
     begin()
     task = mxnet.Domain("d").new_task("open")
     task.start()

@@ -202,7 +202,7 @@ def model_with(region: Any) -> Any:
 
 @ALL
 def test_other_ways_to_capture_a_model(region: Any) -> None:
-    """What torch's own region allows."""
+    """Our region works wherever torch's own does."""
     from torch.fx.experimental.proxy_tensor import make_fx
 
     model, x = model_with(region), torch.randn(2, 4)
@@ -236,7 +236,7 @@ def test_a_step_in_compiled_code(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("first", ["import torch._dynamo", "import torch"])
 def test_whatever_is_imported_first(first: str) -> None:
-    """The compiler is told of regions when both are there."""
+    """The compiler knows of regions when both are there."""
     program = f"""
 {first}
 import stepscope, torch

@@ -1,4 +1,4 @@
-"""`stepscope.torch` beside torch.profiler: the documentation's programs, with the import as the only difference."""
+"""`stepscope.torch` and torch.profiler: the documentation's programs, with the import as the only difference."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Program = Callable[[Any, Path], Any]
 
 @pytest.fixture(scope="module", autouse=True)
 def warm() -> None:
-    """What torch does once only is done."""
+    """Work that torch does once only is done."""
     network()(torch.randn(4, 1, 8, 8)).sum().backward()
 
 

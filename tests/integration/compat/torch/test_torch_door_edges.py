@@ -1,4 +1,4 @@
-"""What breaks torch.profiler and works here, each beside torch's own."""
+"""Programs that break torch.profiler and work here, each next to torch's own."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 import stepscope as sc
 import stepscope.torch as ours
 from stepscope.runtime.errors import BackendError, ProfilerStateError
-from tests.support.messages import refused, said
+from tests.support.messages import check_messages, refused
 from tests.support.operators import cpu, network, torch
 
 ONCE = {"wait": 1, "warmup": 1, "active": 1, "repeat": 2}
@@ -61,7 +61,7 @@ def test_exporting_twice(mode: Any, tmp_path: Path) -> None:
 @MODES
 @pytest.mark.checklist("F17")
 def test_metadata_before_the_window_and_in_each_cycle(mode: Any, tmp_path: Path) -> None:
-    """What is added before the first window is in every window's trace, what a callback adds in that window's only."""
+    """Metadata from before the first window is in every window's trace, metadata from a callback in that window's only."""
     traces: list[Path] = []
 
     def ready(view: Any) -> None:
@@ -117,7 +117,7 @@ def test_a_profiler_of_the_programs_own_inside(caplog: pytest.LogCaptureFixture)
 
 
 def test_metadata_that_is_no_json(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """It is kept as text and said; the trace stays one that can be read."""
+    """It is stored as text and reported; the trace stays one that can be read."""
     with ours.profile(activities=cpu()) as prof:
         prof.add_metadata_json("broken", "{not json")
         torch.ones(2).tanh()
@@ -185,7 +185,7 @@ def test_shapes_inside_of_a_live_profile_are_refused_aloud() -> None:
         inner = ours.profile(activities=cpu(), record_shapes=True)
         with pytest.warns(UserWarning) as caught:
             inner.start()
-        said(caught, "record_shapes", "mode='kineto'")
+        check_messages(caught, "record_shapes", "mode='kineto'")
         assert [warning.filename for warning in caught] == [__file__]
         torch.ones(2).tanh()
         inner.stop()
@@ -195,7 +195,7 @@ def test_shapes_inside_of_a_live_profile_are_refused_aloud() -> None:
 @MODES
 @pytest.mark.checklist("F14")
 def test_a_raising_callback(mode: Any, caplog: pytest.LogCaptureFixture) -> None:
-    """Training goes on, later windows come, what was raised is logged, kept and told; torch raises in the loop."""
+    """Training goes on, later windows come, the exception is logged, stored and reported; torch raises in the loop."""
     seen: list[int] = []
 
     def ready(view: Any) -> None:
@@ -228,7 +228,7 @@ def test_a_raising_callback(mode: Any, caplog: pytest.LogCaptureFixture) -> None
 
 @MODES
 def test_a_view_is_frozen(mode: Any) -> None:
-    """Views that are kept tell of their own window, however many have followed; they come off the training thread."""
+    """Views that are stored show their own window, however many have followed; they come off the training thread."""
     views: list[Any] = []
     threads: set[threading.Thread] = set()
 
@@ -320,7 +320,7 @@ def test_a_profile_without_steps_logs_a_warning(caplog: pytest.LogCaptureFixture
         with ours.profile(activities=cpu(), schedule=ours.schedule(wait=wait, warmup=0, active=1)):
             torch.ones(2)
         if wait:
-            said(caplog.records, "step()", "step 0", "each iteration")
+            check_messages(caplog.records, "step()", "step 0", "each iteration")
         else:
             assert not caplog.records
 

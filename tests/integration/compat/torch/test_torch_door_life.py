@@ -1,4 +1,4 @@
-"""The life of a profile: its calls in every order, what it is given, and what it says of what cannot be had."""
+"""The life of a profile: its calls in every order, its arguments, and its messages about options that do not work."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import stepscope.torch as ours
 from stepscope.compat.torch.activities import ProfilerActivity as OwnActivity
 from stepscope.runtime.errors import ControlError, OutputError, ProfilerStateError
 from tests.support.arming import SOCKET, arm_here, say_in_environment
-from tests.support.messages import refused, said
+from tests.support.messages import check_messages, refused
 from tests.support.operators import cpu, torch
 
 WORK = -1
@@ -99,7 +99,7 @@ def test_results_while_training_goes_on(mode: Any, tmp_path: Path) -> None:
 
 
 def test_a_failing_body_keeps_what_was_recorded() -> None:
-    """What raises in the `with` leaves it as it is, and the operators before are there."""
+    """An exception leaves the `with` unchanged, and the operators before it are recorded."""
     seen: list[int] = []
 
     def ready(view: Any) -> None:
@@ -149,7 +149,7 @@ def test_a_callback_may_end_the_profile() -> None:
     ids=str,
 )
 def test_wrong_arguments(arguments: dict[str, Any], error: type[Exception], facts: list[str]) -> None:
-    """They are refused where they are given, with the name and the value."""
+    """They are refused by the call that gets them, with the name and the value."""
     if arguments.get("activities") == ["CPU twice"]:
         arguments = {"activities": cpu() * 2}
     with refused(error, *facts):
@@ -163,18 +163,18 @@ def test_devices_that_are_not_there() -> None:
     cuda = torch.profiler.ProfilerActivity.CUDA
     with pytest.warns(UserWarning) as caught:
         prof = ours.profile(activities=[*cpu(), cuda])
-    said(caught, "activities", "CUDA")
+    check_messages(caught, "activities", "CUDA")
     assert [warning.filename for warning in caught] == [__file__]
     assert prof.activities == set(cpu()) and prof.use_device is None
     with refused(ValueError, "CUDA"):
         ours.profile(activities=[cuda])
     with pytest.warns(UserWarning) as caught, pytest.warns(FutureWarning) as deprecated:
         ours.profile(use_cuda=True)
-    said(caught, "CUDA")
-    said(deprecated, "use_cuda")
+    check_messages(caught, "CUDA")
+    check_messages(deprecated, "use_cuda")
     with pytest.warns(FutureWarning) as deprecated:
         assert ours.profile(use_cuda=False).activities == set(cpu())
-    said(deprecated, "use_cuda")
+    check_messages(deprecated, "use_cuda")
     with pytest.warns(FutureWarning), refused(ValueError, "use_cuda=False", "ProfilerActivity.CPU"):
         ours.profile(activities=[cuda], use_cuda=False)
     # Our own members are as good, and so is a choice of kinds.
@@ -185,7 +185,7 @@ def test_devices_that_are_not_there() -> None:
 
 @MODES
 def test_toggling(mode: Any, caplog: pytest.LogCaptureFixture) -> None:
-    """Operators while they are switched off are missing, all others are there; elsewhere it is said to have no effect."""
+    """Operators while they are switched off are missing, all others are there; elsewhere it is reported to have no effect."""
     with ours.profile(activities=cpu(), mode=mode) as prof:
         torch.ones(2).tanh()
         prof.toggle_collection_dynamic(False, cpu())
@@ -197,12 +197,12 @@ def test_toggling(mode: Any, caplog: pytest.LogCaptureFixture) -> None:
         thread.start()
         thread.join()
         torch.ones(2).tanh()
-    said(caplog.records)
+    check_messages(caplog.records)
     assert tanh(prof) == 3 and "aten::sigmoid" not in {row.key for row in prof.key_averages()}
 
 
 class Observer:
-    """An execution trace observer that notes its calls, and fails where it is told to."""
+    """An execution trace observer that notes its calls, and fails in chosen calls."""
 
     def __init__(self, failing: str = "") -> None:
         self.calls: list[str] = []
@@ -260,7 +260,7 @@ def test_observers_and_names_of_windows() -> None:
 
 @pytest.mark.parametrize("failing", ["start", "stop", "cleanup"])
 def test_observers_that_fail(failing: str) -> None:
-    """Training and operators go on; what was raised is told."""
+    """Training and operators go on; the exception is reported."""
     seen, prof = observed(ours, Observer(failing))
     assert [step for _, step, _ in seen] == [3, 6] and tanh(prof) == 1
     with pytest.raises(ExceptionGroup) as raised:
@@ -349,7 +349,7 @@ def test_a_forked_child_is_left_alone() -> None:
 
 @MODES
 def test_regions_of_torchs_own(mode: Any) -> None:
-    """torch's `record_function`, which libraries use, is recorded beside ours, each once and with its operators inside."""
+    """torch's `record_function`, which libraries use, is recorded as ours are, each once and with its operators inside."""
     with ours.profile(activities=cpu(), mode=mode) as prof:
         with torch.profiler.record_function("theirs"), ours.record_function("ours"):
             torch.ones(2).tanh()
@@ -364,7 +364,7 @@ def test_regions_of_torchs_own(mode: Any) -> None:
 
 
 def test_parameters_and_methods_are_torchs() -> None:
-    """Whatever torch's `profile` takes and has, is here; all but the steps of its own state machine."""
+    """Each parameter and member of torch's `profile` is here; all but the steps of its own state machine."""
     signature = inspect.signature
     wanted = set(signature(torch.profiler.profile).parameters)
     assert wanted <= set(signature(ours.profile).parameters)

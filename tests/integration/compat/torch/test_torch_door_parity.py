@@ -1,4 +1,4 @@
-"""Shapes, memory, FLOPs, stacks and backward operators: row by row what torch.profiler tells of the same program."""
+"""Shapes, memory, FLOPs, stacks and backward operators: row by row as torch.profiler has them for the same program."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def stack_of(row: Any) -> list[str]:
 
 
 def answers(prof: Any) -> dict[str, Any]:
-    """What is to be the same, Python functions left out: each profiler has some of its own."""
+    """Answers that are to be the same, Python functions left out: each profiler has some of its own."""
     events = prof.events()
     frames = {event.name for event in events if event.is_python_function}
     kept = [event for event in events if event.name not in frames]

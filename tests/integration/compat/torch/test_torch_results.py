@@ -64,7 +64,7 @@ def test_inputs_of_operators() -> None:
 
 
 def test_overloads_of_operators() -> None:
-    """Overloads have names of their own beside the operator's, in events and in tables; a trace has both in one text."""
+    """Overloads have names of their own in addition to the operator's, in events and in tables; a trace has both in one text."""
     found: list[Any] = []
     for profile in (theirs, partial(ours.profile, activities=cpu(), mode="kineto")):
         config = torch._C._profiler._ExperimentalConfig(capture_overload_names=True)

@@ -52,15 +52,15 @@ def serve(
     return json.loads(result.stdout) if result.returncode == 0 else None, result
 
 
-def check_served(told: dict[str, Any] | None, errors: str) -> None:
+def check_served(report: dict[str, Any] | None, errors: str) -> None:
     """All was recorded and written, each request on a row of its own, and the report says how many greenlets there were."""
-    assert told is not None, errors
-    assert (told["requests"], told["parts"], told["slices"]) == (18, 18, True) and told["rows"] >= 3
-    assert told["windows"] >= 3 and told["copied"]
-    assert "Error" not in errors and "Traceback" not in errors and not told["audit"]
-    assert sum(" greenlets recorded" in note for note in told["diagnostics"]) == 1
-    assert not any("has replaced the threads" in note for note in told["diagnostics"])
-    assert "dropped   nothing\n" in told["report"] and "accounts  balanced\n" in told["report"]
+    assert report is not None, errors
+    assert (report["requests"], report["parts"], report["slices"]) == (18, 18, True) and report["rows"] >= 3
+    assert report["windows"] >= 3 and report["copied"]
+    assert "Error" not in errors and "Traceback" not in errors and not report["audit"]
+    assert sum(" greenlets recorded" in note for note in report["diagnostics"]) == 1
+    assert not any("has replaced the threads" in note for note in report["diagnostics"])
+    assert "dropped   nothing\n" in report["report"] and "accounts  balanced\n" in report["report"]
 
 
 def test_each_greenlet_has_its_own_open_spans() -> None:
@@ -141,8 +141,8 @@ def test_a_patched_service(
     """The runtime's threads stay what they were, unless they were patched before it was imported: all is recorded and written."""
     if "only" in patching and library != "gevent":
         pytest.skip("gevent alone has a function for it")
-    told, result = serve(tmp_path, library, order, *parts, **patching)
-    check_served(told, result.stderr)
+    report, result = serve(tmp_path, library, order, *parts, **patching)
+    check_served(report, result.stderr)
 
 
 @LIBRARIES
@@ -166,8 +166,8 @@ def test_an_exporter_whose_threads_are_greenlets(tmp_path: Path) -> None:
 @LIBRARIES
 def test_threads_that_were_patched_before_the_import_are_refused(library: str, tmp_path: Path) -> None:
     """At once, with the library's name and what to do."""
-    told, result = serve(tmp_path, library, "before")
-    assert told is None
+    report, result = serve(tmp_path, library, "before")
+    assert report is None
     last = result.stderr.strip().splitlines()[-1]
     assert f"ProfilerStateError: start() of profiler 'stepscope': {library} has replaced the threads" in last
     assert "thread=False" in last and "import stepscope first" in last and "stepscope.join()" in last

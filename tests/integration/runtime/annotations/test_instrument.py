@@ -83,7 +83,7 @@ async def test_coroutines_and_async_generators() -> None:
 
 
 def test_signatures_and_facts_stay() -> None:
-    """What tools read of a function is as it was."""
+    """Tools read the same of a function as before."""
     before = {name: (inspect.signature(value), value.__doc__, value.__qualname__, value.__module__)
               for name, value in vars(sample).items() if isinstance(value, types.FunctionType)}  # fmt: skip
     methods = {
@@ -158,7 +158,7 @@ def test_globs_choose() -> None:
 
 
 def test_doing_it_twice_changes_nothing() -> None:
-    """What has a span keeps that one; the first handle takes it back, the second nothing."""
+    """A function that has a span keeps it; the first handle removes it, the second removes nothing."""
     with sc.instrument(sample) as first:
         inside = sample.add
         with sc.instrument(sample) as second, sc.instrument(sample.Base) as third, recording() as log:
@@ -173,8 +173,8 @@ def test_doing_it_twice_changes_nothing() -> None:
     assert repr(first) == "<Instrumentation of 0 functions, 1 refused>"
 
 
-def test_what_somebody_else_replaced_is_left_alone() -> None:
-    """And told."""
+def test_functions_that_others_replaced_are_left_alone() -> None:
+    """The log names it."""
     before = sample.add
     module: Any = sample
     made = sc.instrument(sample, include=["add", "wait"])
@@ -190,8 +190,8 @@ def test_what_somebody_else_replaced_is_left_alone() -> None:
         module.add = before
 
 
-def test_what_is_written_in_c_is_refused() -> None:
-    """With the reason: functions of a module are skipped and told; a class, or a function, is an error."""
+def test_c_functions_are_refused() -> None:
+    """With the reason: functions of a module are skipped and named; a class, or a function, is an error."""
     with sc.instrument(math) as made:
         assert not made.names and "written in C" in made.refused["math.sqrt"]
     for target, fact in (
@@ -210,20 +210,20 @@ def test_what_is_written_in_c_is_refused() -> None:
 
 
 def test_a_class_that_keeps_its_attributes() -> None:
-    """One that refuses to be changed is told, and the others are changed all the same."""
+    """One that refuses to be changed is named, and the others are changed all the same."""
 
     class Fixed(type):
         def __setattr__(cls, name: str, value: object) -> None:
             raise TypeError("fixed")
 
-    class Kept(metaclass=Fixed):
+    class Unchangeable(metaclass=Fixed):
         def method(self) -> int:
             return 1
 
-    with sc.instrument(Kept) as made:
+    with sc.instrument(Unchangeable) as made:
         assert not made.names
         (reason,) = made.refused.values()
-        assert reason == "it cannot be replaced: fixed" and Kept().method() == 1
+        assert reason == "it cannot be replaced: fixed" and Unchangeable().method() == 1
 
 
 def test_a_model_and_its_layers() -> None:
@@ -233,25 +233,25 @@ def test_a_model_and_its_layers() -> None:
 
     torch.manual_seed(0)  # with other weights the result may be the same without the first layer
     model = nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.ReLU(), nn.Linear(4, 2)))
-    given = torch.ones(3, 4)
-    expected, state = model(given), dict(model.state_dict())
+    batch = torch.ones(3, 4)
+    expected, state = model(batch), dict(model.state_dict())
     with sc.instrument(model) as made, recording() as log:
-        assert torch.equal(model(given), expected)
+        assert torch.equal(model(batch), expected)
         assert inspect.signature(model[0].forward) == inspect.signature(nn.Linear(1, 1).forward)
         assert sc.instrument(model).names == ()
         assert model.state_dict().keys() == state.keys()
         copied = copy.deepcopy(model)
         with torch.no_grad():
             copied[0].weight.zero_()
-        assert torch.equal(model(given), expected) and not torch.equal(copied(given), expected)
+        assert torch.equal(model(batch), expected) and not torch.equal(copied(batch), expected)
         loaded = pickle.loads(pickle.dumps(model))
-        assert torch.equal(loaded(given), expected)
+        assert torch.equal(loaded(batch), expected)
     assert made.names == tuple(f"Sequential{path}.forward" for path in ("", ".0", ".1", ".1.0", ".1.1"))
     found = [row.name for row in log.spans]
     assert found[:5] == [f"Sequential.{path}forward" for path in ("0.", "1.0.", "1.1.", "1.", "")]
     assert len(found) == 20
     assert not any("forward" in vars(layer) for layer in model.modules())
-    assert torch.equal(model(given), expected)
+    assert torch.equal(model(batch), expected)
     with sc.instrument(model, include="1.*", exclude="*.0") as made:
         assert made.names == ("Sequential.1.1.forward",)
 

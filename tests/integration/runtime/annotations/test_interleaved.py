@@ -28,20 +28,20 @@ from tests.unit.runtime.annotations.test_task_tracks import check_rows
 from tests.unit.runtime.core.test_span import KEPT_FRAMES, check_stack_is_empty, in_thread
 from tests.unit.runtime.core.test_stack import open_rows
 
-HELD = 120
-"""Open spans of FIFO: room for few others, so dead frames are taken out all the time."""
+OPEN = 120
+"""Open spans of FIFO: room for few others, so dead frames are removed all the time."""
 LATER = 1_000_000_000
 """ns, so that those count which begin while it is read."""
 FIFO = f"""
 import collections
-held = collections.deque()
+open_spans = collections.deque()
 outer = sc.span("outer")
 outer.__enter__()
 def turn():
-    if len(held) >= {HELD}:
-        held.popleft().__exit__(None, None, None)
-    held.append(sc.span("held"))
-    held[-1].__enter__()
+    if len(open_spans) >= {OPEN}:
+        open_spans.popleft().__exit__(None, None, None)
+    open_spans.append(sc.span("held"))
+    open_spans[-1].__enter__()
 for _ in range(500):
     turn()
 """
@@ -100,15 +100,15 @@ def check_against_model(log: Log, turns: list[tuple[str, bool]]) -> None:
 def test_any_order_of_turns(turns: list[int], repeat: int, holding: int) -> None:
     """However a few generators take turns, and however often: parents and self times to the ns, as if there was no limit."""
     log_of: list[tuple[str, bool]] = []
-    held: dict[int, sc.span] = {}
+    open_spans: dict[int, sc.span] = {}
     deep = deep_spans()
 
     def enter(key: int) -> None:
-        held[key] = span(f"span {len(log_of)}").__enter__()
-        log_of.append((held[key].name, True))
+        open_spans[key] = span(f"span {len(log_of)}").__enter__()
+        log_of.append((open_spans[key].name, True))
 
     def leave(key: int) -> None:
-        one = held.pop(key)
+        one = open_spans.pop(key)
         one.__exit__(None, None, None)
         log_of.append((one.name, False))
 
@@ -116,15 +116,15 @@ def test_any_order_of_turns(turns: list[int], repeat: int, holding: int) -> None
         for key in range(holding):
             enter(-1 - key)
         for key in turns * repeat:
-            if key in held:
+            if key in open_spans:
                 leave(key)
             if key < 4:  # others begin and end
                 enter(key)
-            elif key not in held:
+            elif key not in open_spans:
                 enter(key)
                 leave(key)
-            assert len(open_rows()) == len(held)
-        for key in list(held):
+            assert len(open_rows()) == len(open_spans)
+        for key in list(open_spans):
             leave(key)
     assert deep_spans() == deep
     check_against_model(log, log_of)
@@ -136,20 +136,22 @@ def test_any_order_of_turns(turns: list[int], repeat: int, holding: int) -> None
 def test_more_than_there_is_room_for(seed: int, most: int) -> None:
     """Spans without a frame are never drawn across others; once they have ended, all is as before."""
     choice = random.Random(seed)
-    held: list[sc.span] = []
+    open_spans: list[sc.span] = []
     with recording() as log:
         for _ in range(4):
             for want in (choice.randrange(most), choice.randrange(20)):
-                while len(held) != want:
-                    if len(held) < want:
-                        held.append(span("held").__enter__())
+                while len(open_spans) != want:
+                    if len(open_spans) < want:
+                        open_spans.append(span("held").__enter__())
                     else:
-                        held.pop(choice.choice((-1, -1, choice.randrange(len(held))))).__exit__(None, None, None)
+                        open_spans.pop(choice.choice((-1, -1, choice.randrange(len(open_spans))))).__exit__(
+                            None, None, None
+                        )
                     if choice.random() < 0.1:
                         with span("work"):
                             pass
-        while held:
-            held.pop().__exit__(None, None, None)
+        while open_spans:
+            open_spans.pop().__exit__(None, None, None)
         log.take()
         for _ in range(50):
             work(0)
@@ -163,7 +165,7 @@ def test_more_than_there_is_room_for(seed: int, most: int) -> None:
 
 
 def test_room_comes_back_under_a_deep_span() -> None:
-    """While a span that found no room is held, those that begin after the others have ended have frames again."""
+    """While a span that found no room is open, those that begin after the others have ended have frames again."""
     with recording() as log:
         many = [span("many").__enter__() for _ in range(KEPT_FRAMES)]
         with span("deep"):
@@ -183,17 +185,17 @@ def test_room_comes_back_under_a_deep_span() -> None:
 def test_left_by_another_thread_after_it_was_moved() -> None:
     """A span is found wherever its frame is by then."""
     with recording() as log, closing(loader("left")) as left, closing(loader("right")) as right:
-        kept = [span(f"kept {number}").__enter__() for number in range(4)]
+        spans = [span(f"kept {number}").__enter__() for number in range(4)]
         for _ in range(KEPT_FRAMES):
             assert [next(left), next(right)] == ["left", "right"]
-            kept.append(kept.pop(0))
-            kept[-1].__exit__(None, None, None)
-            kept[-1].__enter__()
-        in_thread(lambda: kept[1].__exit__(None, None, None))
+            spans.append(spans.pop(0))
+            spans[-1].__exit__(None, None, None)
+            spans[-1].__enter__()
+        in_thread(lambda: spans[1].__exit__(None, None, None))
         shown = {row.name for row in open_rows()}
-        for one in (kept[0], kept[2], kept[3]):
+        for one in (spans[0], spans[2], spans[3]):
             one.__exit__(None, None, None)
-    assert shown == {"left", "right", kept[0].name, kept[2].name, kept[3].name}
+    assert shown == {"left", "right", spans[0].name, spans[2].name, spans[3].name}
     check_rows(log)
     check_stack_is_empty()
 
@@ -217,10 +219,10 @@ def member() -> Iterator[tuple[int, Path]]:
                 child.kill()
 
 
-def check_held(events: Block, least: int = HELD) -> None:
+def check_open_spans(events: Block, least: int = OPEN) -> None:
     """Fails unless each span that FIFO holds is there, once, and the one around them."""
     ids = events["id"].tolist()
-    assert len(set(ids)) == len(ids) and least <= len(ids) <= HELD + 1
+    assert len(set(ids)) == len(ids) and least <= len(ids) <= OPEN + 1
     assert ((0 <= events["self_dur"]) & (events["self_dur"] <= events["dur"])).all()
 
 
@@ -229,7 +231,9 @@ def test_read_while_frames_are_moved(member: tuple[int, Path]) -> None:
     _, directory = member
     worker = Worker(directory, read_identity(directory))
     for _ in range(2000):
-        check_held(worker.open_spans(_core.now() + LATER), HELD - 1)  # while it reads, one may begin and another end
+        check_open_spans(
+            worker.open_spans(_core.now() + LATER), OPEN - 1
+        )  # while it reads, one may begin and another end
 
 
 def test_stopped_while_frames_are_moved(member: tuple[int, Path]) -> None:
@@ -239,6 +243,6 @@ def test_stopped_while_frames_are_moved(member: tuple[int, Path]) -> None:
     for _ in range(800):
         os.kill(pid, signal.SIGSTOP)
         os.waitid(os.P_PID, pid, os.WSTOPPED)
-        check_held(SessionFiles(directory).open_spans(_core.now()))
-        check_held(worker.open_spans(_core.now()))
+        check_open_spans(SessionFiles(directory).open_spans(_core.now()))
+        check_open_spans(worker.open_spans(_core.now()))
         os.kill(pid, signal.SIGCONT)

@@ -111,7 +111,7 @@ OPAQUE: list[Any] = [lambda: MOMENT.replace(tzinfo=Zone()), lambda: Named(int=1)
 
 
 def as_argument(value: Any) -> Any:
-    """What an argument of a span becomes."""
+    """The value that an argument of a span is recorded as."""
     with recording() as log, sc.span("x", value=value):
         pass
     return log.spans[0].arguments["value"]
@@ -153,7 +153,7 @@ def test_circles_end() -> None:
 
 
 def test_a_signal_while_a_text_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What its handler raises reaches the program, and the span is recorded."""
+    """An exception of its handler reaches the program, and the span is recorded."""
 
     class Stop(Exception):
         pass
@@ -181,7 +181,7 @@ def test_a_signal_while_a_text_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [row.name for row in log.rows] == ["x", "y"]
 
 
-def test_a_counter_says_what_it_was_given(tmp_path: Path) -> None:
+def test_the_error_of_a_counter_names_its_value(tmp_path: Path) -> None:
     """The value is in the trace, and the report counts it in words."""
     path = tmp_path / "t.json"
     with sc.trace(output_dir=tmp_path / "run", exporters=[sc.ChromeTraceExporter(path)]) as profiler:

@@ -88,7 +88,7 @@ def test_a_region_over_several_windows(output_dir: Path) -> None:
     assert second.start_ns < ended["ts"] < ended["ts"] + ended["dur"] < second.end_ns
 
 
-def test_what_has_ended_before_is_in_no_window(output_dir: Path) -> None:
+def test_regions_that_ended_before_are_in_no_window(output_dir: Path) -> None:
     """Nor is it recorded at all; entered before and ended between windows it is in none either."""
     with traced(output_dir) as (profiler, memory):
         for _ in range(100):
@@ -181,7 +181,7 @@ def test_two_profilers(tmp_path: Path) -> None:
 
 
 def test_one_object_and_generators(output_dir: Path) -> None:
-    """An object that is entered several times while nothing records, and one that is held across a yield."""
+    """An object that is entered several times while nothing records, and one that stays open across a yield."""
     again = sc.span("again")
 
     def stream() -> Generator[int]:

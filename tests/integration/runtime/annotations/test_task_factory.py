@@ -1,4 +1,4 @@
-"""What a program sees of the tasks that are watched: nothing. Loops get back what they had."""
+"""A program notices nothing of the tasks that are watched, and loops get back their own factory."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ async def test_equality_and_references() -> None:
     task: Any = asyncio.get_running_loop().create_task(proxy)
     assert await task == 1
     del task, inner, proxy, same
-    await asyncio.sleep(0)  # the step above was given the task that it waited for
+    await asyncio.sleep(0)  # the step above got the task that it waited for
     gc.collect()
     assert [reference() for reference in references] == [None, None]
 
@@ -156,7 +156,7 @@ def test_never_awaited_is_still_reported() -> None:
         _core.Coroutine(wait())
 
 
-async def test_who_replaced_the_loops_method() -> None:
+async def test_others_replaced_the_loops_method() -> None:
     """Before us: it is put back. After us: it stays, and ours under it watches nothing any more."""
     loop: Any = asyncio.get_running_loop()
     made: list[str] = []
@@ -191,7 +191,7 @@ async def test_who_replaced_the_loops_method() -> None:
 
 @pytest.mark.parametrize("kind", ["none", "own", "eager"])
 def test_the_loops_factory_is_what_the_program_set(kind: str) -> None:
-    """Also while it is recorded: libraries look at it. It is given what can pass for the coroutine, which is watched."""
+    """Also while it is recorded: libraries look at it. It gets an object that can pass for the coroutine, which is watched."""
     if kind == "eager" and sys.version_info < (3, 12):
         pytest.skip("eager tasks came with Python 3.12")
 
@@ -219,7 +219,7 @@ def test_the_loops_factory_is_what_the_program_set(kind: str) -> None:
 
 @pytest.mark.parametrize("loop_factory", [asyncio.SelectorEventLoop, uvloop.new_event_loop])
 def test_a_loop_that_is_watched_ends_with_its_last_reference(loop_factory: Any) -> None:
-    """What takes the place of its method does not keep it."""
+    """The replacement of its method does not keep the loop alive."""
     loop = loop_factory()
 
     async def main() -> None:

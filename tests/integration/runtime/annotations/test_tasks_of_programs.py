@@ -74,7 +74,7 @@ async def work() -> None:
 
 @pytest.mark.parametrize("kind", [PyTask, Foreign])
 def test_a_factory_that_makes_them(kind: Any, output_dir: Path) -> None:
-    """One that is there before the profiler starts is given coroutines that are watched, whatever it makes of them."""
+    """One that is there before the profiler starts gets coroutines that are watched, whatever it does with them."""
     memory = sc.exporters.MemoryExporter()
 
     async def main() -> None:
@@ -107,8 +107,8 @@ def test_tasks_that_cannot_be_watched(kind: Any, output_dir: Path) -> None:
         reports.extend(str(profiler.report()) for profiler in (first, second, third))
 
     asyncio.run(main())
-    said = f"tasks not watched: 2 of {kind.__module__}.{kind.__qualname__}"
-    assert [report.count(said) for report in reports] == [0, 1, 0]
+    text = f"tasks not watched: 2 of {kind.__module__}.{kind.__qualname__}"
+    assert [report.count(text) for report in reports] == [0, 1, 0]
 
 
 class Special(asyncio.Task[Any]):

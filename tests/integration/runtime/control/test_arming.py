@@ -1,4 +1,4 @@
-"""Windows that are armed while the loop runs: which steps they get, and that they are told as what they are."""
+"""Windows that are armed while the loop runs: which steps they get, and how they are reported."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from stepscope.runtime.schedule.schedule import always, never
 from stepscope.runtime.steps.window_follower import WindowFollower
 from stepscope.runtime.windows.window import ARMED
 from tests.support.armed_loop import QUICK, facts, numbers, running, work
-from tests.support.messages import refused, said
+from tests.support.messages import check_messages, refused
 
 
 @pytest.mark.checklist("A1", "A2", "A28", "A31", "A32")
@@ -35,9 +35,14 @@ def test_the_steps_that_were_asked_for_are_recorded_and_named(output_dir: Path) 
         work(profiler, 10)
     assert numbers(windows) == [[3, 4, 5]]
     assert windows[0].complete and windows[0].diagnostics == ()
-    said = facts(windows[0])
-    assert said["name"] == "rank3_start3_stop5_a"
-    assert (said["first_step"], said["last_step"], said["trigger"], said["state"]) == (3, 5, "call", "recorded")
+    request = facts(windows[0])
+    assert request["name"] == "rank3_start3_stop5_a"
+    assert (request["first_step"], request["last_step"], request["trigger"], request["state"]) == (
+        3,
+        5,
+        "call",
+        "recorded",
+    )
 
 
 @pytest.mark.checklist("A29", "A40", "F3", "F4")
@@ -116,7 +121,7 @@ def test_an_extended_window_moves_those_behind_it_at_once(output_dir: Path, capl
         work(profiler, 2)
         with caplog.at_level(logging.WARNING, logger="stepscope"):
             assert profiler.extend(4)
-        said(caplog.records, "extended over another one", "will be missed")
+        check_messages(caplog.records, "extended over another one", "will be missed")
         assert [(status.run_id, status.first, status.last) for status in profiler.armed()] == [
             ("a", 1, 7),
             ("c", 7, 7),
@@ -180,7 +185,7 @@ def test_before_the_start(output_dir: Path) -> None:
 @pytest.mark.checklist("A26", "F7")
 def test_the_run_ends_inside_of_a_window(output_dir: Path) -> None:
     """Or is stopped there: what there is is delivered, marked as incomplete, and named after it. A window that waits is recorded after
-    the next start; one that never came is told of."""
+    the next start; one that never came is reported."""
     with running(output_dir) as (profiler, windows):
         profiler.arm(WindowRequest(start_step=2, steps=4, run_id="x"))
         profiler.arm(WindowRequest(start_step=6, steps=1, run_id="waits"))
@@ -239,7 +244,7 @@ def test_windows_of_whole_groups_of_steps(output_dir: Path) -> None:
     assert numbers(windows) == [list(range(4, 12)), list(range(16, 24))]
 
 
-def test_armed_windows_beside_those_of_a_schedule(output_dir: Path) -> None:
+def test_armed_windows_and_those_of_a_schedule(output_dir: Path) -> None:
     """They go where the schedule records nothing; what it records is not touched."""
     own = schedule(wait=4, warmup=0, active=2, repeat=2)
     with running(output_dir, schedule=own) as (profiler, windows):
@@ -260,13 +265,13 @@ def _unplanned(step: int) -> int:
 
 
 def test_a_schedule_that_does_not_know_its_future(output_dir: Path) -> None:
-    """Its windows go first: an armed window that comes upon one is missed, and told of."""
+    """Its windows go first: an armed window that comes upon one is missed, and reported."""
     with running(output_dir, schedule=_unplanned) as (profiler, windows):
         profiler.arm(WindowRequest(start_step=3, steps=1, run_id="inside"))
-        profiler.arm(WindowRequest(start_step=5, steps=1, run_id="beside"))
+        profiler.arm(WindowRequest(start_step=5, steps=1, run_id="after"))
         work(profiler, 8)
     assert [5] in numbers(windows) and [2, 3] in numbers(windows)
-    assert {status.run_id: status.state for status in profiler.armed()} == {"inside": "missed", "beside": "recorded"}
+    assert {status.run_id: status.state for status in profiler.armed()} == {"inside": "missed", "after": "recorded"}
     assert any("inside" not in note and "missed" in note for note in profiler.diagnostics())
 
 
@@ -297,7 +302,7 @@ def test_the_queue_is_bounded(output_dir: Path) -> None:
 
 
 def test_arming_from_other_threads_while_the_loop_races(output_dir: Path) -> None:
-    """Whatever the loop does meanwhile: what the answer promises is what is recorded."""
+    """The steps that an answer promises are recorded, though the loop goes on meanwhile."""
     promised: dict[str, Armed] = {}
 
     with running(output_dir) as (profiler, windows):
@@ -325,7 +330,7 @@ def test_arming_from_other_threads_while_the_loop_races(output_dir: Path) -> Non
 
 @st.composite
 def plans(draw: st.DrawFn) -> list[tuple[int, Any]]:
-    """What is done at which step."""
+    """The action at each step."""
     request = st.builds(
         WindowRequest,
         start_step=st.one_of(st.just("next"), st.integers(0, 60)),
@@ -341,7 +346,7 @@ def plans(draw: st.DrawFn) -> list[tuple[int, Any]]:
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(plan=plans(), cycle=st.sampled_from([None, (6, 1, 2, 3), (0, 0, 1, 2)]))
-def test_what_is_promised_is_recorded(
+def test_promised_steps_are_recorded(
     tmp_path: Path, plan: list[tuple[int, Any]], cycle: tuple[int, ...] | None
 ) -> None:
     """Against a model: each step belongs to one window at most, and each window has the steps of its last answer."""
@@ -366,13 +371,15 @@ def test_what_is_promised_is_recorded(
     states = {status.run_id: status for status in profiler.armed()}
     recorded = [number for window in numbers(windows) for number in window]
     assert recorded == sorted(set(recorded))
-    told = {facts(window)["run_id"]: window for window in windows if window.metadata.get(ARMED) is not None}
-    for run_id, window in told.items():
+    windows_by_run = {facts(window)["run_id"]: window for window in windows if window.metadata.get(ARMED) is not None}
+    for run_id, window in windows_by_run.items():
         status = states[run_id]
         assert status.state in ("recorded", "aborted")
         assert (status.first, status.last) == (window.steps[0].number, window.steps[-1].number)
         assert window.complete == (status.state == "recorded")
-    assert {run_id for run_id, status in states.items() if status.state in ("recorded", "aborted")} == told.keys()
+    assert {
+        run_id for run_id, status in states.items() if status.state in ("recorded", "aborted")
+    } == windows_by_run.keys()
 
 
 def test_requests_while_the_thread_that_steps_hangs(output_dir: Path) -> None:

@@ -24,7 +24,7 @@ from stepscope.runtime.control.entry_points import watched_file
 from stepscope.runtime.files.file_reading import read_bounded
 from stepscope.runtime.session.job import rank_from_environment
 from stepscope.runtime.session.ranks import ranks_from, ranks_text
-from tests.support.armed_loop import facts as said
+from tests.support.armed_loop import facts
 from tests.support.basics import ROOT, missing, require
 from tests.support.launch import launched
 from tests.support.messages import refused
@@ -66,7 +66,7 @@ def say(path: Path, **fields: Any) -> None:
 
 
 def status(path: Path) -> dict[str, Any]:
-    """What the status file says."""
+    """The content of the status file."""
     found: dict[str, Any] = json.loads(path.with_name(f"{path.name}.status.json").read_text())
     return found
 
@@ -86,18 +86,18 @@ def test_windows_by_the_file(tmp_path: Path) -> None:
         say(path, start_step="next", steps=1, run_id="again")
         step_until(profiler, lambda: len(windows) == 2)
         step_until(profiler, lambda: [one["state"] for one in status(path).get("windows", ())] == ["recorded"] * 2)
-        told = status(path)
+        report = status(path)
     assert [len(window.steps) for window in windows] == [1, 1] and profiler.statistics().windows == 2
-    assert [said(window)["trigger"] for window in windows] == ["file", "file"]
+    assert [facts(window)["trigger"] for window in windows] == ["file", "file"]
     number = windows[1].steps[0].number
-    assert said(windows[1])["name"] == f"rank0_start{number}_stop{number}_again"
-    assert told["state"] == "ok" and told["trigger"] == "file" and told["run_id"] == "again"
-    assert told["answer"] == f"recording step {number}"
+    assert facts(windows[1])["name"] == f"rank0_start{number}_stop{number}_again"
+    assert report["state"] == "ok" and report["trigger"] == "file" and report["run_id"] == "again"
+    assert report["answer"] == f"recording step {number}"
 
 
 @pytest.mark.checklist("A33", "F6")
-def test_a_request_is_taken_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Whatever was asked for meanwhile, and by every profiler that follows the file; what nothing came of can be asked again."""
+def test_a_request_is_accepted_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Every profiler that follows the file remembers it, also after others; a request without a window can be made again."""
     with controlled(tmp_path) as (profiler, windows, path):
         for run_id in ("a", "b"):
             say(path, start_step="next", steps=1, run_id=run_id)
@@ -106,31 +106,31 @@ def test_a_request_is_taken_once(tmp_path: Path, caplog: pytest.LogCaptureFixtur
         step_until(profiler, lambda: "was taken already" in status(path)["answer"])
         step_until(profiler, lambda: windows)
         number = windows[0].steps[0].number
-        taken = f"this request was taken already (recording step {number}); another run_id records it again"
-        assert (status(path)["answer"], status(path)["run_id"]) == (taken, "a")
-        assert any(taken in record.getMessage() for record in caplog.records)
+        text = f"this request was taken already (recording step {number}); another run_id records it again"
+        assert (status(path)["answer"], status(path)["run_id"]) == (text, "a")
+        assert any(text in record.getMessage() for record in caplog.records)
         say(path, start_step=1, steps=1, run_id="past")
         step_until(profiler, lambda: "is in the past" in status(path)["answer"])
         assert sum("is in the past" in record.getMessage() for record in caplog.records) == 1
         say(path, start_step="next", steps=1, run_id="a")
-        step_until(profiler, lambda: status(path)["answer"] == taken)
+        step_until(profiler, lambda: status(path)["answer"] == text)
         say(path, start_step=1, steps=1, run_id="past")
         step_until(profiler, lambda: "is in the past" in status(path)["answer"])
         say(path, start_step=100_000, steps=1, run_id="far")
         step_until(profiler, lambda: status(path)["answer"] == "recording step 100000")
-    assert [said(window)["run_id"] for window in windows] == ["a", "b"]
+    assert [facts(window)["run_id"] for window in windows] == ["a", "b"]
     with controlled(tmp_path) as (profiler, windows, path):
         assert [one.first for one in profiler.armed()] == [100_000], "the first profiler did not come to it"
         say(path, start_step="next", steps=1, run_id="a")
-        step_until(profiler, lambda: status(path)["answer"] == taken)
+        step_until(profiler, lambda: status(path)["answer"] == text)
         go_on(profiler, 20)
         say(path, start_step=profiler.step_num + 500, steps=1, run_id="past")
         step_until(profiler, lambda: windows)
-    assert [said(window)["run_id"] for window in windows] == ["past"]
+    assert [facts(window)["run_id"] for window in windows] == ["past"]
 
 
 @pytest.mark.checklist("B18")
-def test_ranks_that_do_not_agree_say_who_was_asked(tmp_path: Path) -> None:
+def test_ranks_that_do_not_agree_name_the_one_that_was_asked(tmp_path: Path) -> None:
     """Rank 0 writes the status file, and does not record: that is no refusal."""
     with controlled(tmp_path, rank=0, control=Control(path=str(tmp_path), poll=0.01, agree=False)) as (
         profiler,
@@ -162,15 +162,15 @@ def test_the_file_changes_while_a_window_is_open(tmp_path: Path) -> None:
             status(path)["answer"] == f"recording steps {first}-{first + 100_099} (extended to step {first + 100_099})"
         )
         say(path, command="abort")
-        # The file of the status is written beside the window.
+        # The file of the status is written next to the window.
         step_until(profiler, lambda: windows and status(path)["answer"] == "1 window ended")
     assert not windows[0].complete
     assert windows[0].diagnostics[0].endswith("the control file says so")
-    assert said(windows[0])["name"] == f"rank0_start{first}_stop{windows[0].steps[-1].number}_long"
+    assert facts(windows[0])["name"] == f"rank0_start{first}_stop{windows[0].steps[-1].number}_long"
 
 
 def test_the_first_content_counts_before_the_first_step(tmp_path: Path) -> None:
-    """What the file says at the start is armed when step 0 begins."""
+    """A request that is in the file at the start is armed when step 0 begins."""
     say(tmp_path / "stepscope.json", start_step=0, steps=2)
     with controlled(tmp_path) as (profiler, windows, _):
         step_until(profiler, lambda: windows)
@@ -179,7 +179,7 @@ def test_the_first_content_counts_before_the_first_step(tmp_path: Path) -> None:
 
 @pytest.mark.checklist("A19")
 def test_which_rank_this_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What launchers say counts, a number of the machine alone last; what is no number is not taken."""
+    """A launcher's variables decide, a number of the machine alone last; text that is no number is ignored."""
     names = ["RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "RANK_ID", "LOCAL_RANK"]
     for name in [*names, "WORLD_SIZE", "LOCAL_WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "RANK_SIZE"]:
         monkeypatch.delenv(name, raising=False)
@@ -193,7 +193,7 @@ def test_which_rank_this_is(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.checklist("A19")
 def test_the_rank_of_torch_distributed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where no launcher has said anything, the process group does."""
+    """Where no launcher has set the rank, the process group does."""
     torch = require("torch")
     for name in ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "RANK_ID", "LOCAL_RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
@@ -217,7 +217,7 @@ def test_a_place_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
 
 @pytest.mark.checklist("A23")
 def test_a_directory_that_others_may_open_is_not_used(tmp_path: Path) -> None:
-    """What is asked for is refused with the reason; once it is closed to them, ranks meet there."""
+    """A request is refused with the reason; once the directory is closed to others, ranks meet there."""
     settings = Control(path=str(tmp_path), poll=0.01, job="job", patience=0.5)
     directory = JobDirectory(tmp_path / "stepscope.json", "job").path
     directory.mkdir()
@@ -228,19 +228,19 @@ def test_a_directory_that_others_may_open_is_not_used(tmp_path: Path) -> None:
         directory.chmod(0o700)
         say(path, start_step="next", steps=1, run_id="followed")
         step_until(profiler, lambda: windows)
-    assert [said(window)["run_id"] for window in windows] == ["followed"]
+    assert [facts(window)["run_id"] for window in windows] == ["followed"]
 
 
 def test_ranks_without_a_world_size_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They agree with no others; a process that is alone hears nothing of that."""
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
-    for rank, later, told in ((1, "", True), (None, "2", True), (None, "", False), (None, "1", False)):
+    for rank, later, noted in ((1, "", True), (None, "2", True), (None, "", False), (None, "1", False)):
         with controlled(tmp_path, rank=rank) as (profiler, _, _):
             if later:
                 monkeypatch.setenv("WORLD_SIZE", later)
             notes = [note for note in profiler.diagnostics() if "no world size was known" in note]
-            assert bool(notes) == told, (rank, later)
+            assert bool(notes) == noted, (rank, later)
         monkeypatch.delenv("WORLD_SIZE", raising=False)
     with controlled(tmp_path, rank=0, world_size=1) as (profiler, _, _):
         assert not any("no world size" in note for note in profiler.diagnostics())

@@ -73,7 +73,7 @@ def spans(memory: sc.exporters.MemoryExporter, window: int) -> list[int]:
 
 
 def categories(memory: sc.exporters.MemoryExporter, window: int) -> set[str]:
-    """What kinds of events a window has."""
+    """Categories of the events of a window."""
     return {strings.text(int(category)) for category in memory.events(window)["category"]}
 
 
@@ -105,7 +105,7 @@ def test_a_backend_is_chosen_for_one_window(output_dir: Path, warmup: int) -> No
     """On its own thread, before the window and when it has ended; also when the window is cut or withdrawn."""
 
     class RecordsDetails(ScriptedBackend):
-        """Notes what it is told, and where."""
+        """Notes each detail that it gets, and the thread."""
 
         def __init__(self, thread_bound: bool) -> None:
             super().__init__(name=f"told {thread_bound}", thread_bound=thread_bound)
@@ -123,9 +123,9 @@ def test_a_backend_is_chosen_for_one_window(output_dir: Path, warmup: int) -> No
             self.threads.add(threading.get_ident())
             self.told.append(dict(chosen))
 
-    told = RecordsDetails(True), RecordsDetails(False)
-    assert isinstance(told[0], Adjustable)
-    with running(output_dir, *told) as (profiler, _):
+    backends = RecordsDetails(True), RecordsDetails(False)
+    assert isinstance(backends[0], Adjustable)
+    with running(output_dir, *backends) as (profiler, _):
         detail = WindowDetail(stacks=False)
         assert profiler.arm(WindowRequest(start_step=3, steps=2, detail=detail, warmup=warmup))
         work(profiler, 10)
@@ -137,9 +137,9 @@ def test_a_backend_is_chosen_for_one_window(output_dir: Path, warmup: int) -> No
         work(profiler, 3)
     before = [{"stacks": False}, "WARMUP", "RECORD"] if warmup else [{"stacks": False}, "RECORD"]
     one = [{"stacks": False}, "RECORD", "RECORD_AND_SAVE", {}, "NONE"]
-    for backend in told:
+    for backend in backends:
         assert backend.told == [*before, *one[2:], *one, "RECORD", "RECORD_AND_SAVE", "NONE"], backend.name
-    assert told[0].threads == {threading.get_ident()} != told[1].threads
+    assert backends[0].threads == {threading.get_ident()} != backends[1].threads
 
 
 def test_stacks_and_memory_in_windows_that_ask_for_them(output_dir: Path) -> None:
@@ -154,7 +154,7 @@ def test_stacks_and_memory_in_windows_that_ask_for_them(output_dir: Path) -> Non
     assert found == [set(), {"python_function", "memory"}, {"python_function"}, {"memory"}]
 
 
-def test_what_torch_keeps_of_operators_in_one_window(output_dir: Path) -> None:
+def test_facts_of_torchs_operators_in_one_window(output_dir: Path) -> None:
     """Shapes, memory, stacks and estimates are had for the window that asks for them; or left out of it."""
     torch = live_torch(needed=False)
 
@@ -205,7 +205,7 @@ def test_live_operators_of_one_window(output_dir: Path) -> None:
     )
 
 
-def test_what_nobody_records_is_refused(output_dir: Path) -> None:
+def test_unavailable_detail_is_refused(output_dir: Path) -> None:
     """The answer says what would have it; to leave out what is not there is no mistake."""
     with running(output_dir) as (profiler, memory):
         refused = profiler.arm(WindowRequest(start_step=1, steps=1, detail=WindowDetail(stacks=True)))
@@ -219,7 +219,7 @@ def test_what_nobody_records_is_refused(output_dir: Path) -> None:
 
 
 def test_a_request_from_before_the_start_is_looked_at_then(output_dir: Path) -> None:
-    """How a backend records is known when it is open: a window that it cannot give is withdrawn, and told of."""
+    """How a backend records is known when it is open: a window that it cannot record is withdrawn, and reported."""
     live_torch()
     backend = sc.TorchBackend()
     profiler = sc.trace(schedule=never, backends=[backend], output_dir=output_dir, options=QUICK)
@@ -259,7 +259,7 @@ def test_texts_that_are_wrong(text: str, message: str, capsys: pytest.CaptureFix
 
 
 def test_texts_are_read_back() -> None:
-    """What a window is said to have had can be asked for again."""
+    """The text that describes a window's detail can be asked for again."""
     for text in ("stacks", "operators=off", "stacks,memory=off,shortest_us=2.5,every=10", "every=0"):
         detail = detail_from(text)
         assert detail is not None and detail.text() == text and detail_from(detail) is detail
@@ -283,7 +283,7 @@ def test_a_budget_goes_first() -> None:
 
 @pytest.mark.checklist("A4", "B6")
 def test_by_the_file_the_socket_and_the_environment(output_dir: Path) -> None:
-    """As text or object; a wrong one is told with its place."""
+    """As text or object; a wrong one is reported with its place."""
     path = output_dir / "stepscope.json"
     control = Control(path=str(output_dir), socket=True, poll=0.01)
 

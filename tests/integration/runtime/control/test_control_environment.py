@@ -79,7 +79,7 @@ def test_name_place_and_facts_from_the_environment(tmp_path: Path, monkeypatch: 
 def test_options_that_cannot_be_followed(
     options: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The program is told where it calls trace(), before anything began."""
+    """The error is raised by the call of trace(), before anything began."""
     monkeypatch.setenv(VARIABLE, options)
     with pytest.raises(ControlError) as caught:
         trained(tmp_path / "run")

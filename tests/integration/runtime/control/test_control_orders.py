@@ -27,10 +27,10 @@ from stepscope.runtime.requests.command import Command
 from stepscope.runtime.requests.end_change import EndChange
 from stepscope.runtime.steps.arming import MAX_WAITING
 from stepscope.runtime.steps.window_follower import WindowFollower
+from tests.support.background_loop import QUICK
 from tests.support.basics import ROOT, poll
 from tests.support.collectors import Running, collecting
 from tests.support.launch import launched
-from tests.support.looping import QUICK
 from tests.support.messages import refused
 
 # over the collector
@@ -121,23 +121,25 @@ async def test_all_ranks_of_a_collector_record_the_same_steps(
             async with ranks_at(running, tmp_path, 3):
                 assert (await order(running.url, steps=2))[0] == 401
                 for number in range(2):
-                    status, said = await order(running.url, token=token, steps=3, run_id=f"r{number}", overlap="queue")
-                    assert (status, said["outcome"]) == (200, "done"), said
-                    assert said["last"] == said["first"] + 2
-                    line = f"r{number} {said['first']} {said['last']} - -\n"
+                    status, answer = await order(
+                        running.url, token=token, steps=3, run_id=f"r{number}", overlap="queue"
+                    )
+                    assert (status, answer["outcome"]) == (200, "done"), answer
+                    assert answer["last"] == answer["first"] + 2
+                    line = f"r{number} {answer['first']} {answer['last']} - -\n"
                     for rank in range(3):
                         path = tmp_path / f"windows-{rank}"
                         await poll(partial(_has, path, line))
-                status, said = await order(running.url, token=token, steps=1, ranks="0,2", run_id="some")
-                assert status == 200 and [rank["rank"] for rank in said["ranks"]] == [0, 2]
-                status, said = await order(running.url, token=token, start_step=1, steps=1)
-                assert said["outcome"] == "refused" and "is past" in said["reason"]
-                status, said = await order(running.url, token=token, steps=1, job="other")
+                status, answer = await order(running.url, token=token, steps=1, ranks="0,2", run_id="some")
+                assert status == 200 and [rank["rank"] for rank in answer["ranks"]] == [0, 2]
+                status, answer = await order(running.url, token=token, start_step=1, steps=1)
+                assert answer["outcome"] == "refused" and "is past" in answer["reason"]
+                status, answer = await order(running.url, token=token, steps=1, job="other")
                 assert status == 404
-                status, said = await order(running.url, token=token, steps=0)
+                status, answer = await order(running.url, token=token, steps=0)
                 assert status == 400
-                status, said = await order(running.url, token=token, start_step=5, stop_step=3)
-                assert status == 400 and "before start_step 5" in said["detail"]
+                status, answer = await order(running.url, token=token, start_step=5, stop_step=3)
+                assert status == 400 and "before start_step 5" in answer["detail"]
                 url = running.url.replace("ws:", "http:")
                 arguments = ["--url", url, "--token-file", str(tmp_path / "token")]
                 code = await asyncio.to_thread(main, ["arm", *arguments, "--seconds", "0.1", "--ranks", "1"])
@@ -161,7 +163,7 @@ async def test_all_ranks_of_a_collector_record_the_same_steps(
 
 
 def _lines(directory: Path, ranks: int, run: str) -> list[str]:
-    """What the ranks say of one window, those that have recorded it."""
+    """A line of each rank that has recorded the window."""
     paths = [directory / f"windows-{rank}" for rank in range(ranks)]
     lines = [line for path in paths if path.exists() for line in path.read_text().splitlines()]
     return [line for line in lines if line.startswith(f"{run} ")]
@@ -172,8 +174,8 @@ async def _until(url: str, wanted: Callable[[set[str]], bool], **fields: Any) ->
     states: set[str] = set()
     end = time.monotonic() + 60
     while time.monotonic() < end:
-        _, told = await order(url, command="status", **fields)
-        states = {window["state"] for rank in told["ranks"] for window in rank["windows"]}
+        _, answer = await order(url, command="status", **fields)
+        states = {window["state"] for rank in answer["ranks"] for window in rank["windows"]}
         if wanted(states):
             return
     pytest.fail(f"after a minute windows are {sorted(states)}", pytrace=False)
@@ -194,28 +196,28 @@ async def test_all_ranks_of_a_collector_end_with_the_same_step(tmp_path: Path) -
     """One order extends or aborts what runs, on all ranks alike; the detail of a window is that of the order."""
     async with collecting(tmp_path / "collector") as running:
         async with ranks_at(running, tmp_path, 3):
-            status, said = await order(running.url, command="extend")
-            assert status == 400 and "takes steps or seconds" in said["detail"]
-            status, said = await order(running.url, command="extend", steps=3)
-            assert (said["outcome"], said["reason"]) == ("refused", "no armed window runs")
-            status, said = await order(running.url, command="abort")
-            assert (said["outcome"], said["reason"]) == ("done", "no armed window runs or waits")
-            status, said = await order(running.url, steps=1, detail="stacks")
-            assert said["outcome"] == "refused" and "PythonStacksBackend()" in said["ranks"][0]["text"]
-            status, said = await order(running.url, steps=1, detail="stack")
-            assert status == 400 and "did you mean 'stacks'?" in said["detail"]
+            status, answer = await order(running.url, command="extend")
+            assert status == 400 and "takes steps or seconds" in answer["detail"]
+            status, answer = await order(running.url, command="extend", steps=3)
+            assert (answer["outcome"], answer["reason"]) == ("refused", "no armed window runs")
+            status, answer = await order(running.url, command="abort")
+            assert (answer["outcome"], answer["reason"]) == ("done", "no armed window runs or waits")
+            status, answer = await order(running.url, steps=1, detail="stacks")
+            assert answer["outcome"] == "refused" and "PythonStacksBackend()" in answer["ranks"][0]["text"]
+            status, answer = await order(running.url, steps=1, detail="stack")
+            assert status == 400 and "did you mean 'stacks'?" in answer["detail"]
 
-            status, said = await order(running.url, steps=1_000_000, run_id="long", granularity=4, detail="every=2")
-            assert said["outcome"] == "done", said
-            first, last = said["first"], said["last"]
+            status, answer = await order(running.url, steps=1_000_000, run_id="long", granularity=4, detail="every=2")
+            assert answer["outcome"] == "done", answer
+            first, last = answer["first"], answer["last"]
             await _all_record(running.url)
-            status, said = await order(running.url, command="extend", steps=5)
-            assert (said["outcome"], said["first"], said["last"]) == ("done", first, last + 8), said
-            status, said = await order(running.url, command="abort", run_id="other")
-            assert said["reason"] == "no armed window runs or waits"
-            status, said = await order(running.url, command="abort", run_id="long")
-            assert (said["outcome"], said["first"]) == ("done", first), said
-            end = said["last"]
+            status, answer = await order(running.url, command="extend", steps=5)
+            assert (answer["outcome"], answer["first"], answer["last"]) == ("done", first, last + 8), answer
+            status, answer = await order(running.url, command="abort", run_id="other")
+            assert answer["reason"] == "no armed window runs or waits"
+            status, answer = await order(running.url, command="abort", run_id="long")
+            assert (answer["outcome"], answer["first"]) == ("done", first), answer
+            end = answer["last"]
             await poll(lambda: len(_lines(tmp_path, 3, "long")) == 3)
             aborted = f"aborted after step {end}: an operator of the collector"
             assert set(_lines(tmp_path, 3, "long")) == {
@@ -229,20 +231,20 @@ async def test_ranks_that_cannot_be_asked_are_named(tmp_path: Path) -> None:
     async with collecting(tmp_path / "collector") as running:
         async with ranks_at(running, tmp_path, 3, world=4, deaf=1):
             lacking = "not connected: rank 3; without trace(control=Control(collector=True)): rank 1"
-            status, said = await order(running.url, steps=2, run_id="all")
-            assert (status, said["outcome"]) == (200, "refused"), said
-            assert said["reason"] == (
+            status, answer = await order(running.url, steps=2, run_id="all")
+            assert (status, answer["outcome"]) == (200, "refused"), answer
+            assert answer["reason"] == (
                 f"not all ranks of the job can be asked, so none records; {lacking}; for the others: ranks 0,2"
             )
-            assert [(rank["rank"], rank["obeys"]) for rank in said["ranks"]] == [(0, False), (2, False)]
+            assert [(rank["rank"], rank["obeys"]) for rank in answer["ranks"]] == [(0, False), (2, False)]
             for ranks, named in (("0-1", "Control(collector=True)): rank 1"), ("2-3", "not connected: rank 3")):
-                status, said = await order(running.url, steps=2, ranks=ranks)
-                assert status == 404 and said["detail"].endswith(named), said
-            status, said = await order(running.url, steps=1_000_000, ranks="0,2", run_id="others")
-            assert said["outcome"] == "done", said
+                status, answer = await order(running.url, steps=2, ranks=ranks)
+                assert status == 404 and answer["detail"].endswith(named), answer
+            status, answer = await order(running.url, steps=1_000_000, ranks="0,2", run_id="others")
+            assert answer["outcome"] == "done", answer
             await _all_record(running.url)
-            status, said = await order(running.url, command="abort")
-            assert (said["outcome"], said["reason"]) == ("partly", lacking), said
+            status, answer = await order(running.url, command="abort")
+            assert (answer["outcome"], answer["reason"]) == ("partly", lacking), answer
             await poll(lambda: len(_lines(tmp_path, 3, "others")) == 2)
     assert _lines(tmp_path, 3, "all") == []
 
@@ -254,13 +256,15 @@ async def test_jobs_of_one_name_and_different_sizes_are_distinguished(tmp_path: 
     large.mkdir()
     async with collecting(tmp_path / "collector") as running:
         async with ranks_at(running, small, 1, world=1), ranks_at(running, large, 2, world=2):
-            status, said = await order(running.url, steps=2)
-            assert status == 409 and said["detail"].endswith("name 'job' job 'job x1', name 'job' job 'job x2'"), said
-            status, said = await order(running.url, steps=2, run_id="small", job="job x1")
-            assert said["outcome"] == "done" and [rank["rank"] for rank in said["ranks"]] == [0], said
+            status, answer = await order(running.url, steps=2)
+            assert status == 409 and answer["detail"].endswith("name 'job' job 'job x1', name 'job' job 'job x2'"), (
+                answer
+            )
+            status, answer = await order(running.url, steps=2, run_id="small", job="job x1")
+            assert answer["outcome"] == "done" and [rank["rank"] for rank in answer["ranks"]] == [0], answer
             await poll(lambda: len(_lines(small, 1, "small")) == 1)
-            status, said = await order(running.url, steps=2, run_id="large", job="job x2")
-            assert said["outcome"] == "done" and [rank["rank"] for rank in said["ranks"]] == [0, 1], said
+            status, answer = await order(running.url, steps=2, run_id="large", job="job x2")
+            assert answer["outcome"] == "done" and [rank["rank"] for rank in answer["ranks"]] == [0, 1], answer
             await poll(lambda: len(_lines(large, 2, "large")) == 2)
     assert _lines(small, 1, "large") == _lines(large, 2, "small") == []
 
@@ -272,41 +276,41 @@ async def test_a_rank_that_is_two_processes_records_nothing(tmp_path: Path) -> N
     async with collecting(tmp_path / "collector") as running:
         async with ranks_at(running, tmp_path / "one", 1, world=1), ranks_at(running, tmp_path / "other", 1, world=1):
             await poll(lambda: any(rank.others for rank in running.collector.streams))
-            status, said = await order(running.url, steps=2, run_id="mine")
-            assert (status, said["outcome"]) == (200, "refused"), said
-            assert "several processes at once, maybe of jobs of one name: rank 0" in said["reason"]
-            status, said = await order(running.url, command="status")
-            assert said["outcome"] == "partly", said
+            status, answer = await order(running.url, steps=2, run_id="mine")
+            assert (status, answer["outcome"]) == (200, "refused"), answer
+            assert "several processes at once, maybe of jobs of one name: rank 0" in answer["reason"]
+            status, answer = await order(running.url, command="status")
+            assert answer["outcome"] == "partly", answer
     assert _lines(tmp_path / "one", 1, "mine") == _lines(tmp_path / "other", 1, "mine") == []
 
 
 async def test_windows_of_several_ranks_wait_for_others(tmp_path: Path) -> None:
     """With `queue` later steps are found, with fixed steps as with the next ones; behind one that ends by the clock none can
-    be, and that is said."""
+    be, and that is reported."""
     async with collecting(tmp_path / "collector") as running:
         async with ranks_at(running, tmp_path, 2):
-            _, said = await order(running.url, steps=1_000_000, run_id="long")
-            assert said["outcome"] == "done", said
-            last = said["last"]
+            _, answer = await order(running.url, steps=1_000_000, run_id="long")
+            assert answer["outcome"] == "done", answer
+            last = answer["last"]
             await _all_record(running.url)
-            _, said = await order(running.url, steps=2, run_id="refused")
-            assert said["outcome"] == "refused" and "ask with overlap='queue'" in said["ranks"][0]["text"], said
-            _, said = await order(running.url, steps=2, run_id="waits", overlap="queue")
-            assert (said["outcome"], said["first"], said["last"]) == ("done", last + 1, last + 2), said
-            _, said = await order(
+            _, answer = await order(running.url, steps=2, run_id="refused")
+            assert answer["outcome"] == "refused" and "ask with overlap='queue'" in answer["ranks"][0]["text"], answer
+            _, answer = await order(running.url, steps=2, run_id="waits", overlap="queue")
+            assert (answer["outcome"], answer["first"], answer["last"]) == ("done", last + 1, last + 2), answer
+            _, answer = await order(
                 running.url, start_step=last - 1, steps=2, granularity=4, run_id="fixed", overlap="queue"
             )
             first = -(-(last + 3) // 4) * 4
-            assert said["outcome"] == "done" and said["first"] == first, said
+            assert answer["outcome"] == "done" and answer["first"] == first, answer
             await order(running.url, command="abort")
             await _none_waits(running.url)
-            _, said = await order(running.url, seconds=3600, run_id="timed")
-            assert said["outcome"] == "done", said
+            _, answer = await order(running.url, seconds=3600, run_id="timed")
+            assert answer["outcome"] == "done", answer
             # Until it runs on both there may be room before it.
             await _until(running.url, lambda states: "running" in states and "queued" not in states)
-            _, said = await order(running.url, steps=2, overlap="queue")
-            assert said["outcome"] == "refused", said
-            assert said["ranks"][0]["text"].endswith("ask again when it is over"), said
+            _, answer = await order(running.url, steps=2, overlap="queue")
+            assert answer["outcome"] == "refused", answer
+            assert answer["ranks"][0]["text"].endswith("ask again when it is over"), answer
 
 
 def test_an_order_is_bounded() -> None:

@@ -29,7 +29,7 @@ HOSTS = ((0, 1), (2, 3), (4, 5))
 
 @pytest.mark.checklist("A20", "A28", "A33", "F6", "F10")
 def test_eight_ranks_at_different_speeds_record_the_same_steps(tmp_path: Path) -> None:
-    """Whatever was asked for, by the file or by a signal to all of them, and however often: the sets of steps are the same."""
+    """The sets of steps are the same for requests in the file and by a signal to all ranks, however many they are."""
     with job(tmp_path, rank_settings(tmp_path, signal=[True] * RANKS)) as running:
         for number in range(2):
             running.ask(f"next{number}", steps=3 + number)
@@ -67,9 +67,9 @@ def test_eight_ranks_at_different_speeds_end_with_the_same_step(tmp_path: Path) 
         running.write(command="abort")
         (steps,) = running.steps_of("long")
         begun, end = steps[0], steps[-1]
-        noted = {running.said(rank)["long"]["note"] for rank in range(RANKS)}
+        noted = {running.finished_windows(rank)["long"]["note"] for rank in range(RANKS)}
         assert noted == {f"extended to step {begun + 1_000_007}; aborted after step {end}: the control file says so"}
-        assert not any(running.said(rank)["long"]["complete"] for rank in range(RANKS))
+        assert not any(running.finished_windows(rank)["long"]["complete"] for rank in range(RANKS))
         running.until_window("withdrawn")
 
         running.ask("other", steps=1_000_000)
@@ -149,7 +149,7 @@ def test_hosts_that_share_a_directory_record_the_same_steps(tmp_path: Path) -> N
         running.until_answer("extended to step")
         running.write(command="abort")
         (steps,) = running.steps_of("long")
-        noted = {running.said(rank)["long"]["note"] for rank in range(6)}
+        noted = {running.finished_windows(rank)["long"]["note"] for rank in range(6)}
         aborted = f"aborted after step {steps[-1]}: the control file says so"
         assert noted == {f"extended to step {steps[0] + 1_000_006}; {aborted}"}
 

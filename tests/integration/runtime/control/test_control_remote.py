@@ -1,4 +1,4 @@
-"""Windows that are asked for from outside of the process, over its socket."""
+"""Windows that another process asks for, over the socket."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from stepscope.runtime.control.entry_points.local_socket import peer_user
 from stepscope.runtime.requests.command import Command
 from stepscope.runtime.session.directory import session_of
 from stepscope.runtime.session.system import parent_of
+from tests.support.background_loop import QUICK, looping, wait
 from tests.support.basics import ROOT
 from tests.support.launch import launched, run_to_end
-from tests.support.looping import QUICK, looping, wait
-from tests.support.messages import refused, said
+from tests.support.messages import check_messages, refused
 
 # over the socket
 
@@ -97,8 +97,8 @@ def test_nonsense_over_the_socket(output_dir: Path, content: bytes) -> None:
                 sock.sendall(content)
                 sock.shutdown(socket.SHUT_WR)
             with contextlib.suppress(ConnectionError):
-                said = b"".join(iter(lambda: sock.recv(1 << 16), b""))
-                assert not said or b"error" in said
+                reply = b"".join(iter(lambda: sock.recv(1 << 16), b""))
+                assert not reply or b"error" in reply
         assert len(ask_process(os.getpid(), Command(command="status"), 30)) == 1
 
 
@@ -147,7 +147,7 @@ def test_the_command_line_and_a_process(tmp_path: Path, capsys: pytest.CaptureFi
         assert json.loads(capsys.readouterr().out)[0]["armed"]["run_id"] == "x"
         assert process.communicate(timeout=60)[0] == "[2]\n"
     assert main(["arm", "--pid", pid, "--steps", "2"]) == 1
-    said(capsys.readouterr().err, f"process {pid}")
+    check_messages(capsys.readouterr().err, f"process {pid}")
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ def test_the_command_line_and_a_process(tmp_path: Path, capsys: pytest.CaptureFi
     ],
 )
 def test_wrong_usage(arguments: str, text: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """It is said before anybody is asked; options that would be ignored are named, with those that they go with."""
+    """The error comes before any request; options that would be ignored are named, with those that they go with."""
     with pytest.raises(SystemExit) as ended:
         main(["arm", *arguments.split()])
     assert ended.value.code == 2
@@ -181,7 +181,7 @@ def test_wrong_usage(arguments: str, text: str, capsys: pytest.CaptureFixture[st
     assert text in error, error
 
 
-def test_who_can_be_asked_is_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_processes_that_can_be_asked_are_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """And is named where another process was asked: of a launcher its children."""
     launcher = "import subprocess, sys; sys.exit(subprocess.run([sys.executable, '-c', *sys.argv[1:]]).returncode)"
     command = [sys.executable, "-c", launcher, PROGRAM, str(tmp_path)]
@@ -193,13 +193,13 @@ def test_who_can_be_asked_is_listed(tmp_path: Path, capsys: pytest.CaptureFixtur
         assert main(["arm", "--list"]) == 0
         assert f"pid {pid}: prog, step " in capsys.readouterr().out
         assert main(["arm", "--pid", str(process.pid), "--steps", "2"]) == 1
-        said(capsys.readouterr().err, f": {pid}", snapshot=False)  # others may be named, too
+        check_messages(capsys.readouterr().err, f": {pid}", snapshot=False)  # others may be named, too
         with stepscope.trace(output_dir=tmp_path, options=QUICK):
             assert main(["arm", "--pid", str(os.getpid()), "--steps", "2"]) == 1
             assert "needs trace(control=Control(socket=True)) or STEPSCOPE_OPTIONS; " in (
-                told := capsys.readouterr().err
+                output := capsys.readouterr().err
             )
-            assert str(pid) in told
+            assert str(pid) in output
         assert main(["arm", "--pid", str(pid), "--steps", "2"]) == 0
         assert process.communicate(timeout=60)[0] == "[2]\n"
 

@@ -18,11 +18,11 @@ import stepscope as sc
 from stepscope.cli.main import main
 from stepscope.runtime.requests.window_request import WindowRequest
 from tests.integration.runtime.control.test_control_orders import order
+from tests.support.background_loop import QUICK
 from tests.support.basics import ROOT, poll, require
 from tests.support.collectors import Running, collecting
 from tests.support.control_jobs import Job, job, rank_settings
 from tests.support.launch import launched
-from tests.support.looping import QUICK
 
 RANKS = 3
 
@@ -37,13 +37,13 @@ def check(running: Job, run: str, stage: str, ranks: tuple[int, ...] = (0, 1, 2)
 def go_on(running: Job, before: str, stage: str, first: tuple[int, ...] = (1,)) -> None:
     """Has all ranks begin the next stage, some of them before the others have ended the last one."""
     for ranks in (first, [rank for rank in range(len(running.ranks)) if rank not in first]):
-        running.tell(f"end-{before}", ranks)
-        running.tell(f"go-{stage}", ranks)
+        running.notify(f"end-{before}", ranks)
+        running.notify(f"go-{stage}", ranks)
 
 
 @pytest.mark.checklist("A33", "A34", "F6", "F10")
-def test_what_is_asked_for_in_another_stage(tmp_path: Path) -> None:
-    """What names a stage waits for it, with the reason; what is asked for between two, or was not come to, is recorded in the next
+def test_requests_in_another_stage(tmp_path: Path) -> None:
+    """A request that names a stage waits for it, with the reason; one between two, or one not reached, is recorded in the next
     one, once on each rank, and can be aborted. A signal between two is for nobody, and harms nobody."""
     stages = ("fit", "validate", "test", "fit2")
     settings = rank_settings(tmp_path, RANKS, stages=[stages] * RANKS, signal=[True] * RANKS)
@@ -60,12 +60,12 @@ def test_what_is_asked_for_in_another_stage(tmp_path: Path) -> None:
         go_on(running, "fit", "validate", (0,))
         check(running, "later", "validate")
 
-        running.tell("end-validate")
+        running.notify("end-validate")
         running.ask("between", steps=2)
         for process in running.processes.values():
             process.send_signal(signal.SIGUSR2)
-        running.tell("go-test", [1, 2])
-        running.tell("go-test", [0])
+        running.notify("go-test", [1, 2])
+        running.notify("go-test", [0])
         check(running, "between", "test")
 
         running.ask("far", start_step=3000, steps=2)
@@ -90,12 +90,12 @@ def test_a_rank_has_one_stage_more(tmp_path: Path, behind: bool) -> None:
     with job(tmp_path, rank_settings(tmp_path, RANKS, stages=stages, patience=[4.0] * RANKS)) as running:
         running.ask("fit", steps=2)
         check(running, "fit", "fit")
-        running.tell("end-fit")
-        running.tell("go-own", [0])
+        running.notify("end-fit")
+        running.notify("go-own", [0])
         if behind:
-            running.tell("go-validate", others)
-        running.tell("end-own", [0])
-        running.tell("go-validate", [0] if behind else ())
+            running.notify("go-validate", others)
+        running.notify("end-own", [0])
+        running.notify("go-validate", [0] if behind else ())
         running.ask("all", steps=2)
         check(running, "all", "validate")
         running.ask("again", steps=2)
@@ -162,18 +162,18 @@ def recorded(directory: Path, run: str) -> list[list[str]]:
 
 async def stages_are(running: Running, *stages: str) -> None:
     """Waits until the ranks are in these stages."""
-    told: dict[str, Any] = {}
-    while [each["stage"] for each in told.get("ranks", ())] != list(stages):
-        status, told = await order(running.url, command="status")
-        told = told if status == 200 and told["outcome"] == "done" else {}
+    answer: dict[str, Any] = {}
+    while [each["stage"] for each in answer.get("ranks", ())] != list(stages):
+        status, answer = await order(running.url, command="status")
+        answer = answer if status == 200 and answer["outcome"] == "done" else {}
 
 
 async def runs(running: Running, run: str) -> None:
     """Waits until the window of this run id is recorded on both ranks."""
     states: list[str] = []
     while states != ["running"] * 2:
-        _, told = await order(running.url, command="status")
-        windows = [window for rank in told["ranks"] for window in rank["windows"]]
+        _, answer = await order(running.url, command="status")
+        windows = [window for rank in answer["ranks"] for window in rank["windows"]]
         states = [window["state"] for window in windows if window["run_id"] == run]
 
 
@@ -183,33 +183,33 @@ async def test_an_order_for_a_stage(tmp_path: Path, capsys: pytest.CaptureFixtur
     async with collecting(tmp_path / "collector") as running:
         with ranks_of(running.url, tmp_path, ["fit", "validate"]):
             await stages_are(running, "fit", "fit")
-            _, said = await order(running.url, steps=2, run_id="early", stage="validate")
-            assert said["outcome"] == "refused", said
-            assert [rank["text"] for rank in said["ranks"]] == [
+            _, answer = await order(running.url, steps=2, run_id="early", stage="validate")
+            assert answer["outcome"] == "refused", answer
+            assert [rank["text"] for rank in answer["ranks"]] == [
                 "refused: it is for the stage 'validate', and this is 'fit'"
             ] * 2
-            _, said = await order(running.url, steps=2, run_id="fit", stage="fit")
-            assert said["outcome"] == "done", said
+            _, answer = await order(running.url, steps=2, run_id="fit", stage="fit")
+            assert answer["outcome"] == "done", answer
             await poll(lambda: len(recorded(tmp_path, "fit")) == 2)
-            assert recorded(tmp_path, "fit") == [["fit", str(said["first"]), str(said["last"])]] * 2
+            assert recorded(tmp_path, "fit") == [["fit", str(answer["first"]), str(answer["last"])]] * 2
 
-            _, said = await order(running.url, steps=1_000_000, run_id="long")
-            assert said["outcome"] == "done", said
+            _, answer = await order(running.url, steps=1_000_000, run_id="long")
+            assert answer["outcome"] == "done", answer
             await runs(running, "long")
             (tmp_path / "end-fit-1").touch()
             await stages_are(running, "fit", "validate")
             apart = "the ranks are in different stages, 'fit' (ranks 0), 'validate' (ranks 1)"
             for wanted in ({}, {"stage": "fit"}):
-                _, said = await order(running.url, steps=2, run_id="apart", **wanted)
-                assert said["outcome"] == "refused"
-                assert said["reason"] == f"{apart}: order again when all are in the same"
-            _, said = await order(running.url, command="extend", steps=2)
-            assert (said["outcome"], said["reason"]) == ("refused", f"{apart}: extend when all are in the same")
-            _, said = await order(running.url, command="abort", run_id="long")
-            assert (said["outcome"], said["reason"]) == ("done", f"{apart}: each ended its own")
+                _, answer = await order(running.url, steps=2, run_id="apart", **wanted)
+                assert answer["outcome"] == "refused"
+                assert answer["reason"] == f"{apart}: order again when all are in the same"
+            _, answer = await order(running.url, command="extend", steps=2)
+            assert (answer["outcome"], answer["reason"]) == ("refused", f"{apart}: extend when all are in the same")
+            _, answer = await order(running.url, command="abort", run_id="long")
+            assert (answer["outcome"], answer["reason"]) == ("done", f"{apart}: each ended its own")
             await poll(lambda: len(recorded(tmp_path, "long")) == 2)
-            _, said = await order(running.url, steps=1, run_id="one", ranks="1", stage="validate")
-            assert said["outcome"] == "done", said
+            _, answer = await order(running.url, steps=1, run_id="one", ranks="1", stage="validate")
+            assert answer["outcome"] == "done", answer
 
             (tmp_path / "end-fit-0").touch()
             await stages_are(running, "validate", "validate")

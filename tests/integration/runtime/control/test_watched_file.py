@@ -1,4 +1,4 @@
-"""A watched file: whatever becomes of it, the last good content holds, and each bad one is told once."""
+"""A watched file: whatever becomes of it, the last good content holds, and each bad one is reported once."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from stepscope.runtime.errors import ControlError
 from stepscope.runtime.steps.window_follower import WindowFollower
 from tests.support.basics import ROOT
 from tests.support.launch import run_to_end
-from tests.support.messages import said
+from tests.support.messages import check_messages
 
 GOOD = b'{"start_step": "next", "steps": 2}'
 
@@ -52,7 +52,7 @@ def write(path: Path, content: bytes) -> None:
 
 @contextlib.contextmanager
 def watched(path: Path, **more: Any) -> Generator[tuple[WatchedFile[ControlFile], list[ControlFile]]]:
-    """A file that is watched, and the values that were told."""
+    """A file that is watched, and the values that were reported."""
     seen: list[ControlFile] = []
     file = WatchedFile(path, decode_control_file, on_change=seen.append, **more)
     with watching(file):
@@ -89,7 +89,7 @@ def test_calls_wait_for_the_end_of_a_start() -> None:
 
 
 def status(file: WatchedFile[Any]) -> dict[str, Any]:
-    """What the status file says."""
+    """The content of the status file."""
     found: dict[str, Any] = json.loads(file.status.path.read_text())
     return found
 
@@ -128,7 +128,7 @@ def test_the_default_file_is_created_once_and_whole(tmp_path: Path) -> None:
 def test_bad_content(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, content: bytes, line: int, column: int, reason: str
 ) -> None:
-    """It is told once, in the log and in the status file, with its place; then a good one is followed."""
+    """The log and the status file name the fault and its place once; then a good file is followed."""
     path = tmp_path / "stepscope.json"
     path.write_bytes(GOOD)
     with watched(path) as (file, seen), caplog.at_level(logging.INFO, "stepscope"):
@@ -137,12 +137,12 @@ def test_bad_content(
         wait(lambda: status(file)["state"] == "bad")
         time.sleep(0.05)
         assert file.current is good
-        said = status(file)
-        assert reason in said["reason"]
-        if "it is empty" not in said["reason"]:
-            assert said["reason"].startswith(f"line {said['line']}, column {said['column']}: ")
+        shown = status(file)
+        assert reason in shown["reason"]
+        if "it is empty" not in shown["reason"]:
+            assert shown["reason"].startswith(f"line {shown['line']}, column {shown['column']}: ")
         if reason not in ("", "malformed", "truncated"):
-            assert (said["line"], said["column"]) == (line, column)
+            assert (shown["line"], shown["column"]) == (line, column)
         errors = [record for record in caplog.records if record.levelno == logging.ERROR]
         assert len(errors) == 1 and str(path) in errors[0].getMessage()
         write(path, b'{"start_step": 7, "steps": 2}')
@@ -166,33 +166,33 @@ def test_a_file_that_is_not_what_it_should_be(tmp_path: Path) -> None:
             write(path, GOOD)
             wait(lambda: status(file)["state"] == "ok")
 
-        def told(problem: str) -> None:
+        def expect(problem: str) -> None:
             wait(lambda: problem in status(file).get("reason", ""))
             assert file.current is good
 
         write(path, b" " * (LIMIT + 1))
-        told("it is too large: 1,048,577 bytes, the limit is 1,048,576")
+        expect("it is too large: 1,048,577 bytes, the limit is 1,048,576")
         with path.open("r+b") as stream:
             stream.truncate(1 << 40)
-        told("it is too large: 1,099,511,627,776 bytes")
+        expect("it is too large: 1,099,511,627,776 bytes")
         recovers()
         path.unlink()
-        told("there is no such file")
+        expect("there is no such file")
         path.mkdir()
-        told("it is a directory")
+        expect("it is a directory")
         path.rmdir()
         os.mkfifo(path)
-        told("it is no regular file")
+        expect("it is no regular file")
         path.unlink()
         path.symlink_to(tmp_path / "nowhere")
-        told("a link to a file that does not exist")
+        expect("a link to a file that does not exist")
         path.unlink()
         path.symlink_to(path)
-        told("it cannot be read")
+        expect("it cannot be read")
         recovers()
         path.unlink()
         path.symlink_to("/proc/self/mem")  # a regular file that fails whoever reads it
-        told("it cannot be read: Input/output error")
+        expect("it cannot be read: Input/output error")
         recovers()
         path.unlink()
         (tmp_path / "elsewhere.json").write_bytes(b'{"start_step": 3, "steps": 1}')
@@ -247,7 +247,12 @@ def test_commands_while_a_file_is_half_written(tmp_path: Path, caplog: pytest.Lo
         wait(lambda: status(file)["state"] == "bad")
         assert time.monotonic() - began >= RETRY_S
         assert (
-            len(said(caplog.records, "x.json cannot be followed", "the last valid content holds", snapshot=False)) == 1
+            len(
+                check_messages(
+                    caplog.records, "x.json cannot be followed", "the last valid content holds", snapshot=False
+                )
+            )
+            == 1
         )
         path.write_bytes(GOOD)
         command()
@@ -262,7 +267,7 @@ def test_paths_of_files_and_directories(tmp_path: Path) -> None:
     assert file_of(tmp_path / "new") == tmp_path / "new" / "stepscope.json"
 
 
-def test_what_follows_a_change_may_fail(tmp_path: Path) -> None:
+def test_a_callback_of_a_change_may_fail(tmp_path: Path) -> None:
     """The error is reported, and watching goes on."""
     path = tmp_path / "x"
     path.write_bytes(b"1")
@@ -280,7 +285,7 @@ def test_what_follows_a_change_may_fail(tmp_path: Path) -> None:
 
 @pytest.mark.checklist("A24")
 def test_a_status_file_that_cannot_be_written(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """It is said once, and nothing else comes of it."""
+    """It is reported once, and nothing else comes of it."""
     path = tmp_path / "x"
     path.write_bytes(b"1")
     path.with_name("x.status.json").mkdir()
@@ -288,13 +293,13 @@ def test_a_status_file_that_cannot_be_written(tmp_path: Path, caplog: pytest.Log
     with watching(file):
         write(path, b"2")
         wait(lambda: file.current == b"2")
-    assert len(said(caplog.records, ".status.json")) == 1
+    assert len(check_messages(caplog.records, ".status.json")) == 1
 
 
 @pytest.mark.checklist("A20", "A26", "F9")
 @pytest.mark.parametrize("end", ["", "import os; os.kill(os.getpid(), 9)"], ids=["closes nothing", "killed"])
 def test_a_program_that_does_not_close_its_file_ends_all_the_same(tmp_path: Path, end: str) -> None:
-    """In whatever way: neither a process nor a file is left beside the status."""
+    """In whatever way: neither a process nor another file than the status is left."""
     program = f"""
 from pathlib import Path
 from stepscope.runtime.control.entry_points.watched_file import WatchedFile

@@ -77,7 +77,7 @@ def window_at(index: int, start: int) -> Window:
 
 
 async def test_snapshots_of_a_native_trace(tmp_path: Path, one_hour: WallClock) -> None:
-    """The time line goes on; a snapshot tells the new wall time, and only then."""
+    """The time line goes on; a snapshot has the new wall time, and only then."""
     for at, ahead in ((1, 0), (3, HOUR)):
         one_hour.look(anchor(at * SECOND, ahead))
     exporter = PerfettoExporter(tmp_path / "t.pftrace")
@@ -86,7 +86,7 @@ async def test_snapshots_of_a_native_trace(tmp_path: Path, one_hour: WallClock) 
         await exporter.close_window(window_at(number, start))
     await exporter.aclose()
     found = pftrace.load(tmp_path / "t.pftrace")
-    assert [said.name for said in found.sorted()] == ["run", *(f"window {n}" for n in range(4)), "stepscope"]
+    assert [event.name for event in found.sorted()] == ["run", *(f"window {n}" for n in range(4)), "stepscope"]
     proto: Any = require("perfetto.protos.perfetto.trace.perfetto_trace_pb2")
     trace = proto.Trace.FromString((tmp_path / "t.pftrace").read_bytes())
     snapshots = [
@@ -98,7 +98,7 @@ async def test_snapshots_of_a_native_trace(tmp_path: Path, one_hour: WallClock) 
 
 
 def test_runs_of_other_processes_keep_their_clock(tmp_path: Path, one_hour: WallClock) -> None:
-    """What this process saw of its own clock says nothing of a recording that it reads."""
+    """Changes of this process's clock do not change the times of a recording that it reads."""
     for at, ahead in ((1, 0), (3, HOUR)):
         one_hour.look(anchor(at * SECOND, ahead))
     assert run_here(tmp_path).wall(9 * SECOND) == 9 * SECOND + HOUR

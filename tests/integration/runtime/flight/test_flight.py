@@ -20,8 +20,8 @@ from stepscope.runtime.errors import TriggerError
 from stepscope.runtime.events.record import Flag, Kind
 from stepscope.runtime.flight.triggers.trigger import Evaluator
 from stepscope.runtime.journal.reader import JournalReader
-from tests.support.crashes import windows as read_windows
-from tests.support.flights import Profile, When
+from tests.support.flight_recording import Profile, When
+from tests.support.killed_programs import windows as read_windows
 
 
 def test_nothing_fires_nothing_is_written(output_dir: Path) -> None:
@@ -41,7 +41,7 @@ def test_nothing_fires_nothing_is_written(output_dir: Path) -> None:
     profile.check_accounts()
 
 
-def test_what_was_done_is_reported(output_dir: Path) -> None:
+def test_fired_triggers_are_reported(output_dir: Path) -> None:
     """How often it fired and why, and where the latest of the windows that stay are; nothing of those that were deleted."""
     profile = Profile(output_dir, keep_newest=2, keep_slowest=0)
     with profile.profiler as profiler:
@@ -49,10 +49,10 @@ def test_what_was_done_is_reported(output_dir: Path) -> None:
         for number in range(3):
             profile.steps(5)
             assert profiler.save(f"why {number}") and len(profile.windows) == number + 1
-        kept, *said = profile.flight.lines(closed=False)
-        assert kept.startswith("keeps 3 steps and the one under way: ")
-        assert said == list(profile.flight.lines(closed=True))
-        assert said[0] == "fired 3 times: why 0 (1), why 1 (1), why 2 (1)"
+        first_line, *lines = profile.flight.lines(closed=False)
+        assert first_line.startswith("keeps 3 steps and the one under way: ")
+        assert lines == list(profile.flight.lines(closed=True))
+        assert lines[0] == "fired 3 times: why 0 (1), why 1 (1), why 2 (1)"
     names = [path.name for path in profiler.saved()]
     assert names == ["000001-step10-why_1.journal", "000002-step15-why_2.journal"]
     report = str(profiler.report())
@@ -115,7 +115,7 @@ def test_an_int_is_enough(output_dir: Path) -> None:
 
 
 async def test_exception_in_a_coroutine(output_dir: Path) -> None:
-    """`async with` tells of it as well; a cancellation is no failure."""
+    """`async with` reports it as well; a cancellation is no failure."""
     for error in (ValueError("mine"), asyncio.CancelledError()):
         profile = Profile(output_dir, triggers=(sc.triggers.Raised(),))
         with pytest.raises(type(error)):
@@ -127,7 +127,7 @@ async def test_exception_in_a_coroutine(output_dir: Path) -> None:
 
 
 def test_caught(output_dir: Path) -> None:
-    """An exception that was handled is told by `caught`; types that do not count are left."""
+    """An exception that was handled is reported by `caught`; types that do not count are left."""
     profile = Profile(output_dir, triggers=(sc.triggers.Raised(only=(ValueError,)),))
     with profile.profiler as profiler:
         profile.steps(5)
@@ -138,11 +138,11 @@ def test_caught(output_dir: Path) -> None:
 
 
 def test_not_finite(output_dir: Path) -> None:
-    """The step in which a counter became NaN is saved to its end, under the counter's name; text given by mistake is no NaN."""
-    given: dict[int, Any] = {3: "0.93", 4: None, 5: [1.0], 7: math.nan}
+    """The step in which a counter became NaN is saved to its end, under the counter's name; text by mistake is no NaN."""
+    values: dict[int, Any] = {3: "0.93", 4: None, 5: [1.0], 7: math.nan}
     profile = Profile(output_dir, triggers=(sc.triggers.NotFinite(),))
     with profile.profiler:
-        profile.steps(12, lambda number: sc.counter("norm", given.get(number, 1.0)))
+        profile.steps(12, lambda number: sc.counter("norm", values.get(number, 1.0)))
         assert profile.windows == [[5, 6, 7]]
     facts = profile.facts()
     assert (facts["reason"], facts["step"], facts["value"]) == ("not_finite", 7, "nan")
@@ -217,7 +217,7 @@ def test_triggers_close_to_each_other(
 
 
 def test_closing_with_a_trigger_pending(output_dir: Path) -> None:
-    """What fired is saved before the end, short of the steps that were to follow."""
+    """The window is saved before the end, without the steps that were to follow."""
     profile = Profile(output_dir, triggers=(When(4),), after=100)
     with profile.profiler:
         profile.steps(8)
@@ -228,7 +228,7 @@ def test_closing_with_a_trigger_pending(output_dir: Path) -> None:
     profile.check_accounts()
 
 
-def test_a_files_name_that_is_taken(output_dir: Path) -> None:
+def test_a_files_name_that_exists(output_dir: Path) -> None:
     """Another run's window is left alone."""
     for _ in range(2):
         profile = Profile(output_dir, keep_newest=1, keep_slowest=0)

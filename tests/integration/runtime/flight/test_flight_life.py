@@ -1,4 +1,4 @@
-"""The flight recorder beside pauses, other profilers, forks, and users who do odd things; what ends the process is a reason to save."""
+"""The flight recorder with pauses, other profilers, forks, and users who do odd things; it saves when the process ends."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from stepscope.runtime.events.record import Kind
 from stepscope.runtime.flight.trigger_watch import MAX_WAITING, Fired, TriggerWatch
 from stepscope.runtime.flight.triggers.trigger import Evaluator, Finding, News, Trigger
 from tests.support.basics import ROOT, heed_interrupts
-from tests.support.crashes import windows as read_windows
-from tests.support.flights import QUIET, Profile, When
+from tests.support.exceptions import LostForWords
+from tests.support.flight_recording import QUIET, Profile, When
+from tests.support.killed_programs import windows as read_windows
 from tests.support.launch import run_to_end
 from tests.support.messages import refused
-from tests.support.raised import LostForWords
 from tests.support.recording import run_program
 
 
@@ -72,11 +72,11 @@ def test_a_trigger_that_waits_holds_up_nobody(where: str, output_dir: Path, tmp_
     other = sc.exporters.MemoryExporter()
     trigger, waits = waiting(where)
     profile = Profile(output_dir, triggers=(trigger, sc.triggers.NotFinite()), steps=1000)
-    with profile.profiler as profiler, sc.trace(exporters=[other], output_dir=tmp_path / "other") as beside:
+    with profile.profiler as profiler, sc.trace(exporters=[other], output_dir=tmp_path / "other") as second:
         profile.steps(4, lambda number: sc.counter("norm", math.inf if number == 2 else 1.0))
         assert waits.reached.wait(60)
         sc.instant("meanwhile")
-        assert beside.flush(60)
+        assert second.flush(60)
         assert "meanwhile" in other.names()
         assert profiler.flush(60)
         assert profiler.save("mine")
@@ -108,7 +108,7 @@ def test_a_trigger_that_never_returns(output_dir: Path) -> None:
 
 
 def test_odd_reasons(output_dir: Path) -> None:
-    """Whatever is said, it does not raise, is cut, and never leaves the directory."""
+    """A reason of any kind does not raise, is cut, and never leads out of the directory."""
     profile = Profile(output_dir)
     with profile.profiler as profiler:
         for reason in ("", "../../etc/passwd", "x" * 10_000_000, "\udc80\0/\n", 7, None):
@@ -116,8 +116,8 @@ def test_odd_reasons(output_dir: Path) -> None:
             assert profiler.save(reason)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
         assert profiler.flush()
     names = sorted(path.name.split("-", 2)[2] for path in (output_dir / "windows").iterdir())
-    said = ["7", "call", "etc_passwd", "none", "udc80", "x" * 40]
-    assert names == [f"{reason}.journal" for reason in said]
+    reasons = ["7", "call", "etc_passwd", "none", "udc80", "x" * 40]
+    assert names == [f"{reason}.journal" for reason in reasons]
     assert sorted(path.name for path in output_dir.iterdir()) == ["windows"]
 
 
@@ -183,7 +183,7 @@ def test_without_keep_last(output_dir: Path) -> None:
         assert not profiler.caught(ValueError())
 
 
-def test_beside_a_profiler_with_a_schedule(output_dir: Path) -> None:
+def test_with_a_profiler_that_has_a_schedule(output_dir: Path) -> None:
     """Both get what they asked for, whatever the other does."""
     profile = Profile(output_dir / "flight")
     other = sc.exporters.MemoryExporter()
@@ -204,7 +204,7 @@ def test_beside_a_profiler_with_a_schedule(output_dir: Path) -> None:
 
 def test_fork(output_dir: Path) -> None:
     """A child keeps nothing of its parent's, saves nothing, and disturbs nothing."""
-    (told,) = run_program(
+    (report,) = run_program(
         f"""
         import logging
         import stepscope as sc
@@ -228,7 +228,7 @@ def test_fork(output_dir: Path) -> None:
         tell([code, sorted(os.listdir({str(output_dir / "windows")!r}))])
         """
     )
-    assert told == [0, ["000000-step5-parent.journal"]]
+    assert report == [0, ["000000-step5-parent.journal"]]
 
 
 @pytest.mark.parametrize(
@@ -314,8 +314,7 @@ def saved(run: Path) -> dict[str, list[int]]:
 
 
 def test_sigterm(tmp_path: Path) -> None:
-    """The last steps of every profiler that keeps some are saved, unless it is told not to, or has saved all the windows that it
-    may; and the process dies of the signal."""
+    """The last steps of every profiler are saved, unless its settings say no or it has saved all its windows; the process dies."""
     run(
         """
 one = sc.trace(keep_last=3, output_dir="one", options=options)
@@ -382,7 +381,7 @@ with profiler if {block} else open(os.devnull):
 
 
 def test_an_interrupt_that_counts_as_an_exception(output_dir: Path) -> None:
-    """It is saved once: by `Raised`, where that was told so."""
+    """It is saved once: by `Raised`, where that is among the triggers."""
     heed_interrupts()
     profile = Profile(output_dir, triggers=(sc.triggers.Raised(only=(BaseException,)), sc.triggers.Terminated()))
     with pytest.raises(KeyboardInterrupt), profile.profiler:
@@ -393,7 +392,7 @@ def test_an_interrupt_that_counts_as_an_exception(output_dir: Path) -> None:
 
 
 def test_a_storm_of_calls_does_not_crowd_it_out() -> None:
-    """However many calls of `save` wait, what ends the run is taken."""
+    """However many calls of `save` wait, the end of the run is saved."""
     watch = TriggerWatch(sc.FlightRecorder(steps=1))
     for _ in range(MAX_WAITING + 5):
         watch.call(Fired("call", Finding(at=1)))

@@ -18,14 +18,14 @@ from stepscope.runtime.errors import ProfilerStateError
 from stepscope.runtime.events.record import Flag, Kind
 from stepscope.runtime.flight.trigger_watch import MAX_FINDINGS
 from stepscope.runtime.flight.triggers.trigger import Evaluator, Finding, News
-from tests.support.crashes import windows as read_windows
-from tests.support.flights import Profile, When
+from tests.support.flight_recording import Profile, When
+from tests.support.killed_programs import windows as read_windows
 from tests.support.messages import refused
 from tests.support.recording import run_program
 
 
 def test_cool_down(output_dir: Path) -> None:
-    """The same trigger does not save again so soon; it is counted and said. Another one does."""
+    """The same trigger does not save again so soon; it is counted and reported. Another one does."""
     profile = Profile(output_dir, triggers=(When(*range(5, 40)),), cooldown=3600.0)
     with profile.profiler as profiler:
         profile.steps(50)
@@ -39,7 +39,7 @@ def test_cool_down(output_dir: Path) -> None:
     assert any(note.startswith("not saved (cooldown)") for note in profile.profiler.diagnostics())
 
 
-def test_what_is_twice_as_bad_does_not_wait_for_the_cool_down(output_dir: Path) -> None:
+def test_a_value_twice_as_bad_does_not_wait_for_the_cool_down(output_dir: Path) -> None:
     """A small thing that fires first does not hide the one that matters."""
     profile = Profile(output_dir, triggers=(sc.triggers.SlowStep(warmup=5, least=0.02),), cooldown=3600.0)
     with profile.profiler as profiler:
@@ -80,7 +80,7 @@ def test_no_more_windows_than_may_be(settings: Any, saved: list[list[int]], supp
 
 
 def test_loops_that_never_step(output_dir: Path) -> None:
-    """Bounded by bytes, and said; what is there can be saved."""
+    """Bounded by bytes, and reported; what is there can be saved."""
     profile = Profile(output_dir, max_bytes=1 << 20)
     with profile.profiler as profiler:
         for number in range(60_000):
@@ -91,7 +91,7 @@ def test_loops_that_never_step(output_dir: Path) -> None:
         assert profile.windows == [[0]]
     (window,) = profile.memory.windows
     assert any("max_bytes" in note for note in window.diagnostics)
-    numbers = [int(str(given["number"])) for given in profile.memory.arguments(0) if "number" in given]
+    numbers = [int(str(arguments["number"])) for arguments in profile.memory.arguments(0) if "number" in arguments]
     # Exactly the last ones, without a hole.
     assert sorted(numbers) == list(range(60_000 - len(numbers), 60_000))
     assert any(note.startswith("kept too short") for note in profiler.diagnostics())
@@ -100,7 +100,7 @@ def test_loops_that_never_step(output_dir: Path) -> None:
 
 
 def test_thousands_of_steps_in_bounded_memory(output_dir: Path) -> None:
-    """What is kept does not grow with the run, and files neither."""
+    """Neither memory nor files grow with the run."""
     profile = Profile(output_dir, steps=10, keep_newest=2, keep_slowest=1, max_bytes=1 << 20)
     with profile.profiler as profiler:
         for round_ in range(40):
@@ -115,7 +115,7 @@ def test_thousands_of_steps_in_bounded_memory(output_dir: Path) -> None:
     profile.check_accounts()
 
 
-def test_newest_and_slowest_are_kept(output_dir: Path) -> None:
+def test_newest_and_slowest_stay(output_dir: Path) -> None:
     """Everything else is deleted, in each exporter that has files by window; a file of all windows is left."""
     each, board, all_ = output_dir / "w{window}.json", output_dir / "board", output_dir / "all.json"
     exporters = [sc.ChromeTraceExporter(each), sc.tensorboard_trace_handler(board), sc.ChromeTraceExporter(all_)]
@@ -233,7 +233,7 @@ class Slow:
 
 
 def test_a_save_is_larger_than_the_queues(output_dir: Path) -> None:
-    """It is given out as fast as exporters take it, so that nothing is dropped."""
+    """It is exported as fast as exporters take it, so that nothing is dropped."""
     slow = Slow()
     profiler = sc.trace(
         keep_last=sc.FlightRecorder(steps=5, triggers=(), max_bytes=16 << 20),
@@ -251,13 +251,13 @@ def test_a_save_is_larger_than_the_queues(output_dir: Path) -> None:
         assert profiler.flush(timeout=60)
         pipeline = profiler.statistics().pipeline
     assert pipeline is not None
-    (ledger,) = [outlet.ledger for outlet in pipeline.exporters if outlet.name == "slow"]
+    (ledger,) = [output.ledger for output in pipeline.exporters if output.name == "slow"]
     assert not ledger.dropped and ledger.exported == slow.events >= 90_000
 
 
 def test_full_session_directory(small_disk: Path, output_dir: Path) -> None:
-    """Where the rings' file system is full, steps are kept on the heap; it is counted, said, and works."""
-    (told,) = run_program(
+    """Where the rings' file system is full, steps are stored on the heap; it is counted, reported, and works."""
+    (report,) = run_program(
         f"""
         import stepscope as sc
         place = {str(small_disk)!r}
@@ -280,7 +280,7 @@ def test_full_session_directory(small_disk: Path, output_dir: Path) -> None:
         """,
         options=f"ring_slots=1024, session_dir={str(small_disk)!r}",
     )
-    assert told == [True, True]
+    assert report == [True, True]
     (path,) = (output_dir / "windows").iterdir()
     assert [step.number for window in read_windows(path) for step in window.steps] == [18, 19, 20]
 

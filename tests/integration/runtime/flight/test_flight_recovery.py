@@ -15,7 +15,7 @@ import pytest
 from stepscope.runtime.events import strings
 from stepscope.runtime.events.record import Flag, Kind
 from stepscope.runtime.recovery.recover import Recovery, recover
-from tests.support.crashes import batches, names, open_names, windows
+from tests.support.killed_programs import batches, names, open_names, windows
 from tests.support.launch import launched, run_to_end
 
 START = """
@@ -50,8 +50,8 @@ class Flight:
         assert result.returncode == -how, result.stderr
         return self
 
-    def kept(self) -> list[Path]:
-        """Files of what was kept."""
+    def step_files(self) -> list[Path]:
+        """Files of the stored steps."""
         return sorted(self.session.glob("*/kept-*"))
 
 
@@ -105,7 +105,7 @@ profiler.close()
 
 @pytest.mark.parametrize("end", ["die()", CLOSING], ids=["recording", "closing"])
 def test_losses_of_rings_are_counted(tmp_path: Path, end: str) -> None:
-    """The rings were overwritten many times since the first of the steps; the kept blocks have them, each once. They stay until the
+    """The rings were overwritten many times since the first of the steps; the stored blocks have them, each once, until the
     run has closed."""
     flight = Flight(tmp_path).of(FLOOD + end, slots=256)
     recovered = recover(flight.run)
@@ -122,7 +122,7 @@ def test_losses_of_rings_are_counted(tmp_path: Path, end: str) -> None:
 @pytest.mark.parametrize("written", [True, False])
 def test_killed_while_a_window_is_saved(tmp_path: Path, written: bool) -> None:
     """The window that was open gets a name of its own and can be read, if anything was written of it; the last steps come back
-    beside it."""
+    next to it."""
     flight = Flight(tmp_path).of(
         """
         step(20)
@@ -147,12 +147,12 @@ def test_killed_while_a_window_is_saved(tmp_path: Path, written: bool) -> None:
     assert names(recovered.journal)["work"] == 5
 
 
-def test_damaged_files_of_what_was_kept(tmp_path: Path) -> None:
-    """Nothing in them is believed: what is damaged is passed over and said, the rest comes back."""
+def test_damaged_files_of_stored_steps(tmp_path: Path) -> None:
+    """Nothing in them is believed: damaged parts are passed over and reported, the rest comes back."""
     flight = Flight(tmp_path).of(
         'step(200, lambda: [sc.instant("x") for _ in range(40)]); assert profiler.flush(50); die()'
     )
-    (path, *_) = flight.kept()
+    (path, *_) = flight.step_files()
     data = path.read_bytes()
     (tmp_path / "elsewhere").write_bytes(data)
 
@@ -174,7 +174,7 @@ def test_damaged_files_of_what_was_kept(tmp_path: Path) -> None:
         (path.rmdir if path.is_dir() else path.unlink)()
         do()
         recovered = recover(flight.run, tmp_path / harm)
-        assert any(path.name in said for said in recovered.missing) or harm == "empty", harm
+        assert any(path.name in note for note in recovered.missing) or harm == "empty", harm
         # The rings have the last steps, too, as so few events did not overwrite them.
         assert names(recovered.journal)["work"] == 5, harm
 
@@ -222,15 +222,15 @@ def test_session_of_two_profilers(tmp_path: Path) -> None:
 
 
 def test_removed_with_the_session(tmp_path: Path) -> None:
-    """`--remove-session` frees what was kept as well."""
+    """`--remove-session` deletes the stored steps as well."""
     flight = Flight(tmp_path).of("step(20); assert profiler.flush(50); die()")
-    assert flight.kept()
+    assert flight.step_files()
     recover(flight.run, remove_session=True)
     assert not list(flight.session.iterdir())
 
 
 def test_nothing_is_left_after_a_normal_end(tmp_path: Path) -> None:
-    """The files of what was kept go with the profiler, not only with the process, also where another one keeps the session."""
+    """The files of the stored steps go with the profiler, not only with the process, also where another one keeps the session."""
     flight = Flight(tmp_path).of(
         """
         other = sc.trace(output_dir=sys.argv[1] + "2", exporters=[], options=profiler.options)
@@ -239,7 +239,7 @@ def test_nothing_is_left_after_a_normal_end(tmp_path: Path) -> None:
         profiler.close(), die()
         """
     )
-    assert not flight.kept()
+    assert not flight.step_files()
     assert list(flight.session.glob("*/strings"))
 
 
@@ -295,7 +295,7 @@ def recovered_of(tmp_path: Path, options: str, program: str) -> Recovery:
     return recover(flight.run)
 
 
-def test_what_was_lost_before_a_long_span_is_counted(tmp_path: Path) -> None:
+def test_events_lost_before_a_long_span_are_counted(tmp_path: Path) -> None:
     """The oldest that a ring has is a span that began long before the last steps, and ended after events of them that are lost."""
     recovered = recovered_of(tmp_path, ", overflow='drop_oldest'", OVERWRITTEN)
     assert [step.number for step in windows(recovered.journal)[0].steps] == [16, 17, 18, 19, 20, 21]
@@ -303,7 +303,7 @@ def test_what_was_lost_before_a_long_span_is_counted(tmp_path: Path) -> None:
     assert recovered.dropped >= 500
 
 
-def test_what_a_silent_thread_has_lost_is_counted(tmp_path: Path) -> None:
+def test_lost_events_of_a_silent_thread_are_counted(tmp_path: Path) -> None:
     """Its ring was full before the last steps, and has no event of them."""
     recovered = recovered_of(tmp_path, "", SILENT)
     assert [step.number for step in windows(recovered.journal)[0].steps] == [15, 16, 17, 18, 19, 20]

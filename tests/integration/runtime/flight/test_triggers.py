@@ -179,7 +179,7 @@ SYSTEMS: dict[str, tuple[dict[str, str], list[tuple[int, int]]]] = {
 
 @pytest.mark.parametrize("which", SYSTEMS)
 def test_memory_of_a_cgroup(which: str, tmp_path: Path) -> None:
-    """Use without the pages that are given back anyway, against the nearest limit; a path cannot lead out of the mount."""
+    """Use without the pages that the system frees anyway, against the nearest limit; a path cannot lead out of the mount."""
     files, expected = SYSTEMS[which]
     (tmp_path / "proc/self").mkdir(parents=True)
     if files:
@@ -200,7 +200,7 @@ def test_memory_of_this_process() -> None:
 
 def test_memory_of_the_address_space() -> None:
     """RLIMIT_AS counts where it is set."""
-    (told,) = run_program(
+    (report,) = run_program(
         """
         import resource
         from stepscope.runtime.flight.triggers.memory_high import ProcessMemory
@@ -208,11 +208,11 @@ def test_memory_of_the_address_space() -> None:
         tell([usage.what for usage in ProcessMemory().read() if usage.limit == 1 << 40])
         """
     )
-    assert told == ["address space (RLIMIT_AS)"]
+    assert report == ["address space (RLIMIT_AS)"]
 
 
 def test_memory_high_fires_when_it_is_reached() -> None:
-    """Once, until it has fallen clearly below; it looks no more often than it is told to."""
+    """Once, until it has fallen clearly below; it looks no more often than its interval says."""
     used = [0.5]
     evaluator = MemoryHigh(share=0.9, device=lambda: used[0], interval=1).evaluator()
 

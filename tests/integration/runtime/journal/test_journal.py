@@ -1,4 +1,4 @@
-"""What is written to a journal is read back, by this process and by others."""
+"""A journal that was written is read back, by this process and by others."""
 
 from __future__ import annotations
 
@@ -122,8 +122,8 @@ def test_reading_twice_adds_no_tracks(tmp_path: Path) -> None:
     assert len(tracks.since(1)) == before
 
 
-def test_arguments_that_cannot_be_kept_are_counted(tmp_path: Path) -> None:
-    """Arguments outside the heap, or too large for a frame, cost their event its arguments and nothing else."""
+def test_arguments_that_cannot_be_stored_are_counted(tmp_path: Path) -> None:
+    """Arguments beyond the heap, or too large for a frame, cost their event its arguments and nothing else."""
     block = spans(["outside", "large", "kept"])
     heap = batch_with_arguments(["x"], [{"a": 1}]).args
     huge = bytes(fmt.CHUNK_BYTES + 1)

@@ -1,4 +1,4 @@
-"""`async with trace(...)` where the program has taken all that closing could need."""
+"""`async with trace(...)` where the program uses all that closing could need."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import pytest
 import stepscope as sc
 from stepscope.runtime.threads import background_call
 from tests.support.basics import poll, require
-from tests.support.crashes import names
+from tests.support.killed_programs import names
 
 
-async def close_beside_blocked_threads(output_dir: Path) -> None:
+async def close_with_blocked_threads(output_dir: Path) -> None:
     """Threads that the program keeps busy, all that its limiter allows, are let go only after the end."""
     free = threading.Event()
 
@@ -40,13 +40,13 @@ async def close_beside_blocked_threads(output_dir: Path) -> None:
 
 async def test_the_programs_jobs_hold_up_nothing(tmp_path: Path) -> None:
     """On asyncio's loop and on uvloop's."""
-    await close_beside_blocked_threads(tmp_path)
+    await close_with_blocked_threads(tmp_path)
 
 
 def test_the_programs_jobs_hold_up_nothing_on_trio(tmp_path: Path) -> None:
-    """Whose worker threads and limiter are its own."""
+    """Its worker threads and limiter are its own."""
     require("trio")
-    anyio.run(partial(close_beside_blocked_threads, tmp_path), backend="trio")
+    anyio.run(partial(close_with_blocked_threads, tmp_path), backend="trio")
 
 
 @pytest.mark.parametrize("closed", [False, True], ids=["open", "closed before"])

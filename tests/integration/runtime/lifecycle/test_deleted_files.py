@@ -1,4 +1,4 @@
-"""A file that is deleted while it is written: what it held is counted as lost and said, and nothing is made again."""
+"""A file that is deleted while it is written: its events are counted as lost and reported, and it is not created again."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import pytest
 import stepscope as sc
 from stepscope.runtime.export.exporter import Exporter
 from stepscope.runtime.export.exporter_accounts import ExporterStatistics
-from tests.support.crashes import names
-from tests.support.flights import Profile
+from tests.support.flight_recording import Profile
+from tests.support.killed_programs import names
 from tests.support.launch import run_to_end
 
 EXPORTERS: dict[str, Callable[[Path], Exporter]] = {
@@ -33,7 +33,7 @@ def files_below(place: Path) -> list[Path]:
     return sorted(path for path in place.rglob("*") if path.is_file())
 
 
-def outlet(profiler: sc.Profiler, number: int = 0) -> ExporterStatistics:
+def exporter_statistics(profiler: sc.Profiler, number: int = 0) -> ExporterStatistics:
     """The accounts of one exporter; the journal of the run is the first, if there is one."""
     pipeline = profiler.statistics().pipeline
     assert pipeline is not None
@@ -55,7 +55,7 @@ def test_a_deleted_file_is_lost_and_counted(tmp_path: Path, name: str, what: str
                 pass
         profiler.step()
         assert profiler.flush()
-        assert outlet(profiler).ledger.exported >= 50
+        assert exporter_statistics(profiler).ledger.exported >= 50
         for path in files_below(place):
             path.unlink()
         if what == "directory":
@@ -65,10 +65,10 @@ def test_a_deleted_file_is_lost_and_counted(tmp_path: Path, name: str, what: str
                 pass
             profiler.step()
         assert profiler.flush()
-    said = outlet(profiler)
-    assert said.ledger.exported == said.ledger.in_flight == 0
-    assert said.ledger.dropped["deleted"] >= 50
-    assert said.ledger.offered == sum(said.ledger.dropped.values())
+    statistics = exporter_statistics(profiler)
+    assert statistics.ledger.exported == statistics.ledger.in_flight == 0
+    assert statistics.ledger.dropped["deleted"] >= 50
+    assert statistics.ledger.offered == sum(statistics.ledger.dropped.values())
     report = str(profiler.report())
     assert "deleted while it was written" in report and "dropped   nothing" not in report
     assert profiler.audit() == ()
@@ -79,7 +79,7 @@ def test_a_deleted_file_is_lost_and_counted(tmp_path: Path, name: str, what: str
 
 
 def test_a_moved_file_is_written_on(tmp_path: Path) -> None:
-    """Whoever moved it has all of it."""
+    """The file under its new name has all events."""
     exporter = sc.exporters.JournalExporter(tmp_path / "t.journal")
     options = sc.Options(journal=False)
     with sc.trace(output_dir=tmp_path / "run", exporters=[exporter], options=options) as profiler:
@@ -89,7 +89,7 @@ def test_a_moved_file_is_written_on(tmp_path: Path) -> None:
         (tmp_path / "t.journal").rename(tmp_path / "moved.journal")
         with sc.span("after"):
             pass
-    assert not outlet(profiler).ledger.dropped
+    assert not exporter_statistics(profiler).ledger.dropped
     found = names(tmp_path / "moved.journal")
     assert found["before"] == found["after"] == 1 and not (tmp_path / "t.journal").exists()
     profiler.raise_errors()
@@ -150,7 +150,7 @@ print(list(pathlib.Path(sys.argv[2]).iterdir()))
 
 
 def test_a_removed_session_directory_stays_removed(tmp_path: Path) -> None:
-    """The flight recorder goes on in memory; all that it kept can still be saved, and nothing is left behind."""
+    """The flight recorder goes on in memory; all its steps can still be saved, and no file is left."""
     session = tmp_path / "session"
     session.mkdir()
     command = [sys.executable, "-c", REMOVED_SESSION, str(tmp_path / "run"), str(session)]

@@ -29,8 +29,8 @@ def test_runs_of_one_process_have_directories_of_their_own(tmp_path: Path, monke
             work(profiler, 2)
         paths.append(profiler.output.path)
         recorded.append(len(windows))
-    said = tmp_path / "said"
-    assert paths == [said, said / "two_three-2", said / "two_three-3", tmp_path / "own"]
+    chosen = tmp_path / "said"
+    assert paths == [chosen, chosen / "two_three-2", chosen / "two_three-3", tmp_path / "own"]
     assert all((path / "journal").is_file() for path in paths)
     assert recorded == [2, 2, 2, 0]
     with refused(ValueError, "fixed", "outputdir", "STEPSCOPE_OPTIONS", "output_dir"):
@@ -39,7 +39,7 @@ def test_runs_of_one_process_have_directories_of_their_own(tmp_path: Path, monke
 
 @pytest.mark.checklist("B6")
 def test_a_window_of_a_run_that_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is asked for before it is known where the count begins gets its steps from there on."""
+    """A request that comes before the first step number is known gets its steps from there on."""
     say_in_environment(monkeypatch, window={"steps": 2})
     windows: list[Window] = []
     with stepscope.trace(

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from tests.support.collecting import until
-from tests.support.crashes import names, windows
+from tests.support.killed_programs import names, windows
 from tests.support.launch import STRICT, Server, run_to_end
-from tests.support.messages import said
+from tests.support.messages import check_messages
 
 
 def run(
@@ -100,7 +100,7 @@ threading.Thread(target=look).start()
     )
     done = run(script, tmp_path)
     assert done.stdout == "True False"
-    said(done.stderr, "Thread-1 (look)")
+    check_messages(done.stderr, "Thread-1 (look)")
 
 
 def test_an_interrupted_wait_for_a_thread_still_delivers(tmp_path: Path) -> None:
@@ -193,7 +193,7 @@ def test_a_bound_backend_that_hangs_keeps_no_other_profiler_from_its_end(tmp_pat
 
 @pytest.mark.parametrize("before", [TRACE + "profiler.close()", "import stepscope"], ids=["traced before", "first"])
 def test_a_profiler_that_starts_when_all_is_over(before: str, tmp_path: Path) -> None:
-    """By a function that atexit calls after ours: it is refused, and nothing is left behind."""
+    """By a function that atexit calls after ours: it is refused, and no file is left."""
     script = (
         "import atexit\n"
         "def late():\n"

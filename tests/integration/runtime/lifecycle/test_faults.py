@@ -1,4 +1,4 @@
-"""A fault of ours ends neither the loop nor what it does for others; it is counted, kept and told."""
+"""A fault of ours ends neither the loop nor what it does for others; it is counted, stored and reported."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from stepscope.runtime.accounting.error_log import MAX_RETAINED, InternalErrors
 from stepscope.runtime.errors import InternalError
 from stepscope.runtime.events.record import Kind
 from tests.support.collecting import until
-from tests.support.flights import QUIET
+from tests.support.flight_recording import QUIET
 
 ONES_OWN = (
     "handle_messages",
@@ -89,7 +89,7 @@ def no_memory(file: str, function: str, caller: str = "", owner: str = "") -> Ge
 
 
 def faults_of(profiler: sc.Profiler) -> int:
-    """How many a profiler counts; it keeps and says each, without what its frames held."""
+    """How many a profiler counts; it stores and reports each, without the objects of its frames."""
     pipeline = profiler.statistics().pipeline
     assert pipeline is not None
     count = pipeline.faults
@@ -112,7 +112,7 @@ def faults_of(profiler: sc.Profiler) -> int:
 
 @pytest.mark.parametrize("function", [*ONES_OWN, *PASSING, *OF_ALL])
 def test_a_fault_while_it_records(function: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Whatever it was that the loop did for one profiler, the other has everything; the log says it once."""
+    """A fault in work for one profiler loses no events of the other; the log has one line."""
     memory = sc.exporters.MemoryExporter()
     owner = "" if function in OF_ALL else "profiler 'unlucky'"
     with no_memory(FILES[function], function, owner=owner) as fault:
@@ -146,16 +146,16 @@ def test_a_fault_while_it_records(function: str, tmp_path: Path, caplog: pytest.
 )
 def test_a_fault_while_one_closes(file: str, function: str, tmp_path: Path) -> None:
     """Its exporters are closed all the same, and the other goes on."""
-    kept, memory = sc.exporters.MemoryExporter(), sc.exporters.MemoryExporter()
+    own_memory, memory = sc.exporters.MemoryExporter(), sc.exporters.MemoryExporter()
     with no_memory(file, function) as fault:
-        unlucky = sc.trace(keep_last=3, exporters=[kept], output_dir=tmp_path / "unlucky", options=QUIET)
+        unlucky = sc.trace(keep_last=3, exporters=[own_memory], output_dir=tmp_path / "unlucky", options=QUIET)
         other = sc.trace(exporters=[memory], output_dir=tmp_path / "other", options=QUIET)
         with unlucky, other:
             sc.instant("before")
             assert unlucky.flush() and other.flush()
             fault.armed = True
             unlucky.close()
-            assert fault.came and kept.closed and not unlucky.statistics().timed_out
+            assert fault.came and own_memory.closed and not unlucky.statistics().timed_out
             sc.instant("after")
             assert other.flush()
     assert memory.names(kind=Kind.INSTANT) == ["before", "after"]
@@ -164,7 +164,7 @@ def test_a_fault_while_one_closes(file: str, function: str, tmp_path: Path) -> N
 
 
 def test_a_fault_when_the_deadline_has_passed(tmp_path: Path) -> None:
-    """What is done without a drain then: the profiler is closed all the same, and the other goes on."""
+    """The profiler is closed without a drain, and the other goes on."""
     memory, hasty = sc.exporters.MemoryExporter(), sc.Options(close_timeout=1e-9)
 
     def closed() -> bool:
@@ -186,12 +186,12 @@ def test_a_fault_when_the_deadline_has_passed(tmp_path: Path) -> None:
     assert faults_of(other) == 1
 
 
-def test_what_is_kept(caplog: pytest.LogCaptureFixture) -> None:
-    """All are counted; the first are kept, without what their frames held; the log has the first of each kind."""
+def test_stored_faults(caplog: pytest.LogCaptureFixture) -> None:
+    """All are counted; the first are stored, without the objects of their frames; the log has the first of each kind."""
 
     def fail(kind: type[Exception]) -> None:
-        held = bytearray(1)
-        raise kind(f"with {len(held)}")
+        buffer = bytearray(1)
+        raise kind(f"with {len(buffer)}")
 
     faults = InternalErrors("somebody")
     with caplog.at_level(logging.ERROR, "stepscope"):

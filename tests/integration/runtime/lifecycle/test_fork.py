@@ -6,10 +6,10 @@ import sys
 
 import pytest
 
-from tests.support.families import FORKING
+from tests.support.process_trees import FORKING
 from tests.support.recording import run_program
 
-# Python 3.12 warns of every fork beside threads; that is what is tested here.
+# Python 3.12 warns of every fork of a process with threads; forks are tested here.
 FLAGS = ("-W", "ignore::DeprecationWarning") if sys.version_info >= (3, 12) else ()
 
 OWN_RECORDER = """
@@ -113,7 +113,7 @@ def test_a_child_of_a_task() -> None:
 
 
 @pytest.mark.checklist("F18")
-def test_forks_beside_threads_that_record() -> None:
+def test_forks_while_threads_record() -> None:
     """The child may record at once, with threads of its own; nobody waits for a lock, and the parent loses nothing."""
     (result,) = run("""
     done = threading.Event()

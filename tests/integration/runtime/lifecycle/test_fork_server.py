@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.messages import said
+from tests.support.messages import check_messages
 
 
 def run(directory: Path, program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -51,7 +51,7 @@ print(said.strip(), memory.names().count("child"), sorted(os.listdir(f"{place}/s
 
 @pytest.mark.parametrize(("name", "expected"), [("free", "True 1 True"), ("taken", "False 0 True")])
 def test_a_program_with_the_environment_of_an_earlier_trace(name: str, expected: str, tmp_path: Path) -> None:
-    """It starts between two traces and joins the second. Where another has taken the name it joins nothing, and says so."""
+    """It starts between two traces and joins the second. Where another has the name it joins nothing, and says so."""
     (tmp_path / "sessions").mkdir()
     done = run(tmp_path, INHERITED, name)
     assert done.stdout.strip() == expected, done.stderr
@@ -95,7 +95,7 @@ def test_workers_find_a_later_session(places: list[str], expected: list[str], tm
     done = run(tmp_path, MOVED, *(str(tmp_path / place) if place else "" for place in places))
     assert done.stdout.splitlines() == expected, done.stderr
     if expected[-1] == "3 0":
-        said(done.stderr, "stepscope.join", "Options.session_dir")
+        check_messages(done.stderr, "stepscope.join", "Options.session_dir")
     else:
         assert "cannot join" not in done.stderr
 

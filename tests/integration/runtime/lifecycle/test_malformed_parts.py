@@ -1,4 +1,4 @@
-"""What a part gives in a wrong form is its own error, and costs nobody else anything."""
+"""A value of a wrong form from a part is this part's error, and costs the others nothing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from stepscope.runtime.errors import BackendError, TriggerError
 from stepscope.runtime.events import clock
 from stepscope.runtime.events.record import Block, EventBatch, Kind, empty_block
 from stepscope.runtime.schedule.action import ProfilerAction
-from tests.support.flights import Profile
+from tests.support.flight_recording import Profile
 from tests.support.journals import events_of
 
 pytestmark = pytest.mark.parametrize("loop", ["asyncio", "uvloop"], indirect=True)
@@ -56,7 +56,7 @@ class Careless:
         self._call(self._sink)
 
     def derive(self, batch: EventBatch) -> Any:
-        """What it was given at construction."""
+        """Returns the value of the constructor."""
         return self._derived
 
     async def aclose(self) -> None:
@@ -79,14 +79,14 @@ class Misleading:
         return self
 
     def look(self, news: sc.triggers.News) -> Sequence[sc.triggers.Finding]:
-        """What it was given at construction."""
+        """Returns the value of the constructor."""
         return self._found
 
 
 def finding(**fields: Any) -> sc.triggers.Finding:
     """A finding with fields of any kind."""
-    given: dict[str, Any] = {"at": clock.now(), **fields}
-    return sc.triggers.Finding(**given)
+    values: dict[str, Any] = {"at": clock.now(), **fields}
+    return sc.triggers.Finding(**values)
 
 
 def events() -> Block:
@@ -152,15 +152,15 @@ def marked(journal: Path) -> list[str]:
     return [row[2] for row in events_of(journal) if row[-2] == Kind.INSTANT]
 
 
-def kept(profiler: sc.Profiler) -> list[Exception]:
-    """What a profiler has kept."""
+def stored_errors(profiler: sc.Profiler) -> list[Exception]:
+    """The errors that a profiler has stored."""
     with pytest.raises(ExceptionGroup) as caught:
         profiler.raise_errors()
     return list(caught.value.exceptions)
 
 
 def test_malformed_data(loop: None, tmp_path: Path) -> None:
-    """It is an error of the part that gave it, which is told; a good profiler beside flushes, and has everything."""
+    """It is an error of the part that returned it, which is named; another profiler flushes, and has everything."""
     bad = careless(tmp_path)
     good = sc.trace(output_dir=tmp_path / "good")
     profilers = [*bad.values(), good]
@@ -175,7 +175,7 @@ def test_malformed_data(loop: None, tmp_path: Path) -> None:
     for name, profiler in bad.items():
         profiler.close()
         expected = TriggerError if name.startswith("found") else BackendError
-        errors = kept(profiler)
+        errors = stored_errors(profiler)
         assert {type(error) for error in errors} == {expected}, name
         assert any("failed" in note for note in profiler.diagnostics()), name
         assert not profiler.audit(), name
@@ -188,7 +188,7 @@ def test_malformed_data(loop: None, tmp_path: Path) -> None:
 
 
 def test_numbers_of_other_kinds(loop: None, tmp_path: Path) -> None:
-    """Numbers of numpy are numbers, and so are floats: what can be understood is taken."""
+    """Numbers of numpy are numbers, and so are floats: each is accepted."""
 
     def call(sink: Any) -> None:
         now = np.int64(clock.now())

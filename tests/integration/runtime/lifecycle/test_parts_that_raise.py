@@ -1,4 +1,4 @@
-"""Whatever a part raises, of whatever kind, costs its own events only, and nothing of it reaches the training loop."""
+"""A part that raises any kind of exception loses its own events only, and nothing of it reaches the training loop."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from stepscope.runtime.errors import ClosedError
 from stepscope.runtime.events.record import Kind
 from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.schedule.action import ProfilerAction
-from tests.support.flights import When
+from tests.support.exceptions import LostForWords
+from tests.support.flight_recording import When
 from tests.support.messages import refused
-from tests.support.raised import LostForWords
 
 
 class Foreign(BaseException):
@@ -141,13 +141,13 @@ def test_every_kind(
     assert memory.names(kind=Kind.INSTANT) == [*(f"at {step}" for step in range(5)), "after"]
     assert not good.audit() and not good.diagnostics()
     for name, profiler in bad.items():
-        wait_until_failed(profiler)  # what a part raises on another thread may be stored a little later
+        wait_until_failed(profiler)  # an exception on another thread may be stored a little later
         with pytest.raises(ExceptionGroup) as caught:
             profiler.raise_errors()
         assert any(kind in map(type, chain(error)) for error in caught.value.exceptions), name
-        said = "triggers failed" if name == "trigger" else kind.__name__
-        assert any(said in note for note in profiler.diagnostics()), name
-        assert said in str(profiler.report()), name
+        text = "triggers failed" if name == "trigger" else kind.__name__
+        assert any(text in note for note in profiler.diagnostics()), name
+        assert text in str(profiler.report()), name
         assert not profiler.audit(), name
 
 
@@ -168,7 +168,7 @@ def failed(profiler: sc.Profiler) -> bool:
 
 
 class Bell(Exception):
-    """What the handler of a signal raises."""
+    """The exception of a signal's handler."""
 
 
 def ring(number: int, frame: FrameType | None) -> None:
@@ -177,19 +177,19 @@ def ring(number: int, frame: FrameType | None) -> None:
 
 
 def ring_loosely(*_: Any) -> None:
-    """One that names nothing that it is given."""
+    """One that names none of its arguments."""
     raise Bell
 
 
 def ring_for(whom: str, number: int, frame: FrameType | None, *, twice: bool = False) -> None:
-    """One that is given more."""
+    """One that gets more."""
     raise Bell
 
 
 @functools.wraps(ring)
-def ring_wrapped(*given: Any) -> None:
+def ring_wrapped(*arguments: Any) -> None:
     """One that seems to be another."""
-    ring(*given)
+    ring(*arguments)
 
 
 class Ringer:
@@ -222,7 +222,7 @@ class Interrupted(ScriptedBackend):
 
 
 @pytest.mark.parametrize("handler", HANDLERS.values(), ids=HANDLERS.keys())
-def test_what_a_handler_raises_in_a_part_goes_on(
+def test_a_handlers_exception_in_a_part_goes_on(
     handler: Callable[[int, FrameType | None], None], tmp_path: Path
 ) -> None:
     """It is the program's, and no error of the backend that it interrupts, or of the schedule. Handlers are known by their code,

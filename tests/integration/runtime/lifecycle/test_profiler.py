@@ -18,7 +18,7 @@ from stepscope.exporters.memory import MemoryExporter
 from stepscope.runtime import _core
 from stepscope.runtime.errors import ProfilerStateError
 from stepscope.runtime.events.record import Flag, Kind
-from tests.support.messages import refused, said
+from tests.support.messages import check_messages, refused
 
 
 def names_of(exporter: MemoryExporter, window: int | None = None, kind: Kind = Kind.SPAN) -> list[str]:
@@ -104,7 +104,7 @@ async def test_async_with_works_the_same(output_dir: Path) -> None:
 def test_a_window_is_complete_if_each_of_its_steps_is_there(
     work: int, windows: list[tuple[list[int], bool]], findings: tuple[str, ...], after: bool, output_dir: Path
 ) -> None:
-    """Also its last one. What the program does after the last call of step() is no step, and completes nothing."""
+    """Also its last one. Code of the program after the last call of step() is no step, and completes nothing."""
     memory = MemoryExporter()
     schedule = sc.schedule(wait=1, warmup=1, active=3, repeat=2)
     with sc.trace(schedule=schedule, exporters=[memory], output_dir=output_dir) as profiler:
@@ -160,7 +160,7 @@ def test_calls_that_do_not_fit_the_state(output_dir: Path, caplog: pytest.LogCap
     profiler.step()
     profiler.step()
     assert profiler.statistics().steps_ignored == 2
-    assert len(said(caplog.records, "step()")) == 1
+    assert len(check_messages(caplog.records, "step()")) == 1
     profiler.close()
     profiler.close()
     with refused(ProfilerStateError, "start()", "stepscope"):
@@ -242,7 +242,7 @@ def test_on_trace_ready_gets_each_window_off_the_training_thread(kind: str, outp
     assert threading.main_thread().name not in threads
 
 
-def test_a_raising_callback_is_kept(output_dir: Path) -> None:
+def test_an_exception_of_a_callback_is_stored(output_dir: Path) -> None:
     """A second window still reaches it."""
     calls: list[int] = []
 
@@ -261,7 +261,7 @@ def test_a_raising_callback_is_kept(output_dir: Path) -> None:
         profiler.raise_errors()
 
 
-def test_a_schedule_that_fails_records_nothing_more_and_is_kept(output_dir: Path) -> None:
+def test_a_schedule_that_fails_records_nothing_more(output_dir: Path) -> None:
     """An unknown action or an exception of a user's schedule never reaches the loop."""
     memory = MemoryExporter()
 
@@ -308,7 +308,7 @@ def test_a_window_without_an_end_in_sight(output_dir: Path) -> None:
     ],
 )
 def test_wrong_arguments_are_named_with_their_value(wrong: dict[str, object], facts: list[str]) -> None:
-    """Misuse is told at construction, by name, value and remedy."""
+    """Misuse is reported at construction, by name, value and remedy."""
     with refused((TypeError, ValueError), *facts):
         sc.trace(**wrong)  # type: ignore[arg-type]
 
@@ -324,7 +324,7 @@ def test_lives_of_profilers_leave_nothing_in_the_table_of_tracks(tmp_path: Path)
     assert len(_core.tracks(1)) == before
 
 
-def test_what_was_recorded_is_flushed(tmp_path: Path) -> None:
+def test_recorded_events_are_flushed(tmp_path: Path) -> None:
     """All of it, also what was recorded while the rings were being emptied, as they are here for somebody else's flushes."""
     memory = sc.exporters.MemoryExporter()
     with sc.trace(output_dir=tmp_path, exporters=[memory], options=sc.Options(close_timeout=60)) as profiler:
@@ -347,7 +347,7 @@ def test_what_was_recorded_is_flushed(tmp_path: Path) -> None:
 
 
 def test_windows_that_follow_each_other_leave_nothing_out(output_dir: Path) -> None:
-    """What is recorded while one ends and the next begins is in the next: a schedule, a finalizer or another thread may do that."""
+    """Events between two windows are in the second: a schedule, a finalizer or another thread may record some."""
 
     def two_steps_a_window(step: int) -> sc.ProfilerAction:
         with sc.span("schedule"):

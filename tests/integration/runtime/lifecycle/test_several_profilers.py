@@ -26,7 +26,7 @@ CALLS = ("start", "step", "step", "step", "pause", "resume", "flush", "stop", "c
 
 
 class Model:
-    """What a profiler alone would record: every tick while it runs, is not paused, and its step records."""
+    """The events of a profiler that runs alone: every tick while it runs, is not paused, and its step records."""
 
     def __init__(self, schedule: Schedule | None) -> None:
         self.schedule = schedule
@@ -112,12 +112,12 @@ def test_any_interleaving_gives_each_what_it_would_have_alone(chosen: list[int],
         if pipeline is not None:
             windows = pipeline.windows
             for source, seen in windows.seen.items():
-                told = windows.accepted, windows.outside, windows.late, windows.superseded
-                assert seen == sum(account.get(source, 0) for account in told)
+                accounts = windows.accepted, windows.outside, windows.late, windows.superseded
+                assert seen == sum(account.get(source, 0) for account in accounts)
             assert not any(windows.dropped.values())
 
 
-def test_what_others_record_in_a_pause_that_does_not_end(tmp_path: Path) -> None:
+def test_events_of_others_in_a_pause_that_does_not_end(tmp_path: Path) -> None:
     """A profiler that is paused when it closes, or whose events are sorted in the pause, has nothing of the other's."""
     memories = [sc.exporters.MemoryExporter() for _ in range(2)]
     one, other = (
@@ -134,7 +134,7 @@ def test_what_others_record_in_a_pause_that_does_not_end(tmp_path: Path) -> None
     assert memories[1].names(kind=Kind.INSTANT) == ["both"]
 
 
-def test_what_others_record_while_exporters_close(tmp_path: Path) -> None:
+def test_events_of_others_while_exporters_close(tmp_path: Path) -> None:
     """The accounts of a profiler end with the last events that were drained for it."""
 
     def work(name: str) -> sc.Profiler:

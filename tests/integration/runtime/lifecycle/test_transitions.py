@@ -1,4 +1,4 @@
-"""What starts, changes and stops take is told apart, and a run that is too short is not judged."""
+"""Times of starts, changes and stops are measured separately, and a run that is too short is not judged."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ def test_the_words() -> None:
     )
     took.changed(100_000)
     took.changed(80_000)
-    said = "changes 0.18 ms, the longest 0.10 ms; stop 0.30 ms, then 50.00 ms of waiting for exporters"
-    assert str(took) == f"start 121.00 ms; {said}"
+    text = "changes 0.18 ms, the longest 0.10 ms; stop 0.30 ms, then 50.00 ms of waiting for exporters"
+    assert str(took) == f"start 121.00 ms; {text}"
     assert took.recording_ns == 1_000_000 + 180_000 + 300_000
     again = msgspec.structs.replace(took, starts=2, start_ns=122_000_000)
-    assert str(again) == f"start 122.00 ms (2 times); {said}"
+    assert str(again) == f"start 122.00 ms (2 times); {text}"
 
 
 def test_a_short_run_is_not_judged() -> None:

@@ -1,4 +1,4 @@
-"""Places that cannot be written: the program goes on, another place is taken where nobody named one, and a warning says which."""
+"""Places that cannot be written: the program goes on, another place is used where nobody named one, and a warning says which."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.support.basics import ROOT, missing
-from tests.support.messages import said
+from tests.support.messages import check_messages
 
 FIELD = ROOT / "tests" / "support" / "programs"
 STEPSCOPE = [sys.executable, "-P", "-m", "stepscope"]
@@ -45,7 +45,7 @@ def run(command: list[str], cwd: Path, **variables: str) -> subprocess.Completed
 
 
 def test_a_working_directory_that_cannot_be_written(read_only: Path, tmp_path: Path) -> None:
-    """Every front door takes another place; that is said once, with the place."""
+    """Every front door takes another place; that is reported once, with the place."""
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     command = unprivileged([sys.executable, str(FIELD / "doors.py")])
@@ -54,7 +54,7 @@ def test_a_working_directory_that_cannot_be_written(read_only: Path, tmp_path: P
     runs = temporary / f"stepscope_runs-{os.geteuid()}"
     assert f"RUN {runs}/stepscope-" in ended.stdout
     assert runs.stat().st_mode & 0o777 == 0o700
-    assert len(said(ended.stderr, "output_dir")) == 1
+    assert len(check_messages(ended.stderr, "output_dir")) == 1
     assert not list(read_only.iterdir())
 
 
@@ -77,12 +77,12 @@ def test_a_planted_directory_is_not_used(read_only: Path, tmp_path: Path) -> Non
     program = "import stepscope as sc\nm = sc.exporters.MemoryExporter()\nwith sc.trace(exporters=[m]) as p, sc.span('x'): pass\nprint(len(m.batches))"
     ended = run(unprivileged([sys.executable, "-c", program]), read_only, TMPDIR=str(tmp_path))
     assert ended.returncode == 0 and int(ended.stdout) > 0, ended.stderr
-    said(ended.stderr, "stepscope_runs/")
+    check_messages(ended.stderr, "stepscope_runs/")
     assert {path.name for path in tmp_path.iterdir()} == {"read-only", planted.name}
 
 
 def test_the_command(read_only: Path, tmp_path: Path) -> None:
-    """`stepscope run` of a program goes elsewhere by default; with a directory that it was told it does not begin."""
+    """`stepscope run` of a program goes elsewhere by default; with a directory that was named it does not begin."""
     (tmp_path / "program.py").write_text(PROGRAM)
     command = unprivileged([*STEPSCOPE, "run", "--quiet", str(tmp_path / "program.py")])
     ended = run(command, read_only, TMPDIR=str(tmp_path))
@@ -90,7 +90,7 @@ def test_the_command(read_only: Path, tmp_path: Path) -> None:
     (written,) = (tmp_path / f"stepscope_runs-{os.geteuid()}").glob("program-*/trace.json")
     assert b"work" in written.read_bytes() and str(written.parent) in ended.stderr
     ended = run([*command[:-2], "--out", "named", command[-1]], read_only)
-    assert ended.returncode == 1 and "worked" not in ended.stdout and said(ended.stderr, "output_dir")
+    assert ended.returncode == 1 and "worked" not in ended.stdout and check_messages(ended.stderr, "output_dir")
 
 
 def test_a_working_directory_that_is_missing(tmp_path: Path) -> None:
@@ -105,7 +105,7 @@ def test_a_working_directory_that_is_missing(tmp_path: Path) -> None:
 
 
 def container(mount: str, tmp_path: Path, **variables: str) -> dict[str, Any]:
-    """What became of a run where the root file system is read-only."""
+    """The result of a run where the root file system is read-only."""
     if not all(map(shutil.which, ("unshare", "mount", "mountpoint"))):
         missing("unshare or mount", "Install util-linux.")
     user = [] if os.geteuid() == 0 else ["--map-root-user"]

@@ -30,7 +30,7 @@ from tests.support.basics import poll
 SMALL = 64 << 10
 MANY = 256 << 20
 PAUSE = 0.2
-"""Seconds that the slow one takes for a batch: it gets on, so it is never taken for one that hangs."""
+"""Seconds that the slow one takes for a batch: it gets on, so it never looks like one that hangs."""
 
 
 class Slow(sc.exporters.MemoryExporter):
@@ -42,7 +42,7 @@ class Slow(sc.exporters.MemoryExporter):
 
 
 class Device(ScriptedBackend):
-    """Delivers when it is told to."""
+    """Delivers on demand."""
 
     sink: Sink
 
@@ -70,7 +70,7 @@ def outputs(profiler: sc.Profiler) -> dict[str, OutputLedger]:
 
 
 async def test_windows_close_while_an_exporter_is_behind(tmp_path: Path) -> None:
-    """Also beside a profiler that keeps nobody waiting."""
+    """Also next to a profiler that keeps nobody waiting."""
     slow, quick = Slow(), sc.exporters.MemoryExporter()
     slow.name = "slow"
     crowded = sc.trace(
@@ -108,7 +108,7 @@ async def test_deliveries_that_wait_are_bounded(tmp_path: Path) -> None:
 
 
 async def test_backends_are_closed_while_an_exporter_is_behind(tmp_path: Path) -> None:
-    """What they deliver then is with the other exporters."""
+    """The other exporters get the events that they deliver then."""
     slow, quick = Slow(), sc.exporters.MemoryExporter()
     slow.name = "slow"
     backend = ScriptedBackend([Deliver([Span("at the end", 0, 10)], "aclose")])
@@ -126,15 +126,15 @@ class Diary:
     """A pipeline that writes down what passes."""
 
     def __init__(self) -> None:
-        self.said: list[str] = []
+        self.lines: list[str] = []
         self.deliveries = 0
         self.delivered = PendingDeliveries(Inbox[Any](1 << 30, lambda: None))
 
     def add_marks(self, marks: Block) -> None:
-        self.said.append(f"{len(marks)} marks")
+        self.lines.append(f"{len(marks)} marks")
 
     def route_block(self, events: Block, args: bytes, found: Survey) -> None:
-        self.said.append(f"{len(events)} events")
+        self.lines.append(f"{len(events)} events")
 
     async def process(self, turn: DrainedTurn, part_events: int, pace: Callable[[], Awaitable[bool]]) -> None:
         """As a pipeline does it."""
@@ -152,25 +152,25 @@ class Diary:
             self.close_windows(turn.spans)
 
     def set_watermark(self, until: int) -> None:
-        self.said.append(f"until {until}")
+        self.lines.append(f"until {until}")
 
     def route_delivery(self, until: int) -> bool:
         self.deliveries -= 1
         return self.deliveries >= 0
 
     def save(self, until: int) -> None:
-        self.said.append("save")
+        self.lines.append("save")
 
     def close_windows(self, open_spans: Block) -> None:
-        self.said.append(f"close with {len(open_spans)}")
+        self.lines.append(f"close with {len(open_spans)}")
 
     def drop_closed(self, source: str, events: Block) -> None:
-        self.said.append(f"{len(events)} dropped")
+        self.lines.append(f"{len(events)} dropped")
 
-    def taken(self) -> list[str]:
-        """What was written since."""
-        said, self.said = self.said, []
-        return said
+    def new_lines(self) -> list[str]:
+        """Lines that were written since the last call."""
+        lines, self.lines = self.lines, []
+        return lines
 
 
 class Exporter:
@@ -234,13 +234,13 @@ async def test_the_order_of_a_turn() -> None:
         bench.give(3, 10, spans=2)
         assert not bench.backlog.empty
         await bench.through()
-        assert bench.diary.taken() == ["1 marks", "3 events", "until 10", "save", "close with 2"]
+        assert bench.diary.new_lines() == ["1 marks", "3 events", "until 10", "save", "close with 2"]
         bench.give(600, 20)
         await bench.through()
-        assert bench.diary.taken() == ["1 marks", "256 events", "256 events", "88 events", "until 20", "save"]
+        assert bench.diary.new_lines() == ["1 marks", "256 events", "256 events", "88 events", "until 20", "save"]
 
 
-async def test_what_comes_meanwhile_is_one_turn() -> None:
+async def test_later_blocks_are_one_turn() -> None:
     """Unless windows close in between, which need what came before, and not what comes after."""
     async with running() as bench:
         bench.slow.busy = True
@@ -252,7 +252,7 @@ async def test_what_comes_meanwhile_is_one_turn() -> None:
         bench.give(5, 5)
         bench.slow.free()
         await bench.through()
-        assert bench.diary.taken() == [
+        assert bench.diary.new_lines() == [
             *("1 marks", "1 events", "until 1", "save"),
             *("2 marks", "2 events", "3 events", "until 3", "save", "close with 1"),
             *("2 marks", "4 events", "5 events", "until 5", "save"),
@@ -267,14 +267,14 @@ async def test_only_the_slow_one_is_passed_over() -> None:
         await bench.pause()
         bench.give(1024, 2)
         await bench.pause()
-        assert bench.diary.taken() == ["1 marks", "1 events"]
+        assert bench.diary.new_lines() == ["1 marks", "1 events"]
         bench.quick.busy = True
         bench.give(1, 3)
         await bench.pause()
-        assert bench.diary.taken() == ["until 1", "save", "2 marks", "256 events"], "the other one is waited for"
+        assert bench.diary.new_lines() == ["until 1", "save", "2 marks", "256 events"], "the other one is waited for"
         bench.quick.free()
         await bench.through()
-        assert bench.diary.taken()[-1] == "save" and bench.slow.busy
+        assert bench.diary.new_lines()[-1] == "save" and bench.slow.busy
         asked = bench.slow.asked
         bench.give(1, 4)
         await bench.pause()
@@ -291,13 +291,13 @@ async def test_a_second_slow_one_is_passed_over_as_well() -> None:
         bench.quick.busy = True
         bench.give(1025, 2)
         await bench.pause()
-        assert "256 events" in bench.diary.taken(), "nobody was waited for but the first"
+        assert "256 events" in bench.diary.new_lines(), "nobody was waited for but the first"
         bench.give(1025, 3)
         await bench.through()
         assert bench.slow.busy and bench.quick.busy
 
 
-async def test_what_cannot_be_cut_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_uncuttable_blocks_are_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is tried again."""
     failures = [MemoryError("once")]
 
@@ -310,7 +310,7 @@ async def test_what_cannot_be_cut_is_not_lost(monkeypatch: pytest.MonkeyPatch) -
     async with running() as bench:
         bench.give(300, 1)
         await bench.through()
-        assert bench.diary.taken() == ["1 marks", "1 marks", "256 events", "44 events", "until 1", "save"]
+        assert bench.diary.new_lines() == ["1 marks", "1 marks", "256 events", "44 events", "until 1", "save"]
 
 
 async def test_nobody_is_waited_for_with_too_much() -> None:
@@ -325,7 +325,7 @@ async def test_nobody_is_waited_for_with_too_much() -> None:
         assert not bench.backlog.empty, "this one has kept nobody waiting so far"
         bench.give((MANY + SMALL) // EVENT_DTYPE.itemsize + 1, 3)
         await bench.pause()
-        assert bench.diary.taken()[-1] == "256 events" and bench.quick.asked
+        assert bench.diary.new_lines()[-1] == "256 events" and bench.quick.asked
 
 
 async def test_one_that_closes_waits_for_the_slow_one_until_it_has_to_hurry() -> None:
@@ -336,14 +336,14 @@ async def test_one_that_closes_waits_for_the_slow_one_until_it_has_to_hurry() ->
         bench.backlog.end()
         bench.give(2000, 2)
         await bench.pause()
-        assert bench.diary.taken() == ["1 marks", "1 events"], "there is time"
+        assert bench.diary.new_lines() == ["1 marks", "1 events"], "there is time"
         bench.backlog.stop_waiting()
         bench.give(1, 3)
         await bench.through()
         assert bench.slow.busy
 
 
-async def test_what_has_not_passed_is_given_back() -> None:
+async def test_waiting_events_are_returned() -> None:
     async with running() as bench:
         bench.slow.busy = True
         bench.give(300, 1)
@@ -354,4 +354,4 @@ async def test_what_has_not_passed_is_given_back() -> None:
         assert bench.backlog.empty
         bench.give(1, 3)
         assert bench.backlog.empty, "closed"
-    assert bench.diary.taken() == ["1 marks", "256 events"]
+    assert bench.diary.new_lines() == ["1 marks", "256 events"]

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from tests.support.basics import ROOT
-from tests.support.lives import Life, Process, live, lives, processes
+from tests.support.random_runs import Process, RunPlan, execute, processes, run_plans
 
 
 @pytest.fixture(autouse=True)
@@ -23,11 +23,11 @@ def nothing_of_other_tests() -> None:
 
 
 @settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
-@given(life=lives)
-def test_accounts_balance_in_any_life(life: Life) -> None:
+@given(plan=run_plans)
+def test_accounts_balance_in_any_run(plan: RunPlan) -> None:
     """Random production, schedules, pauses, exporters that misbehave, devices that are late and lose, small queues."""
     with tempfile.TemporaryDirectory() as directory:
-        assert live(life, "drop_newest", 65_536, 1 << 28, Path(directory)) == []
+        assert execute(plan, "drop_newest", 65_536, 1 << 28, Path(directory)) == []
 
 
 @settings(max_examples=8, suppress_health_check=[HealthCheck.too_slow])
@@ -35,7 +35,7 @@ def test_accounts_balance_in_any_life(life: Life) -> None:
 def test_accounts_balance_with_any_rings(process: Process) -> None:
     """The same where rings are small, under every policy."""
     command = [sys.executable, "-P", "-W", "error", "-c", f"import sys; sys.path.append({str(ROOT)!r}); "
-               "from tests.support.lives import main; main()"]  # fmt: skip
+               "from tests.support.random_runs import main; main()"]  # fmt: skip
     done = subprocess.run(command, input=msgspec.json.encode(process), capture_output=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr.decode()
     assert msgspec.json.decode(done.stdout) == []

@@ -118,14 +118,14 @@ time.sleep(0.1)
 def test_threads_that_die_while_they_record(output_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By an exception in a span, by `_thread.exit`, or with spans that nobody ends: what had ended is there."""
     monkeypatch.setattr(threading, "excepthook", print)
-    kept: list[span] = []
+    open_spans: list[span] = []
 
     def die(number: int) -> None:
         with span("whole"):
             pass
         if number % 3 == 2:
-            kept.append(span("left open"))
-            kept[-1].__enter__()
+            open_spans.append(span("left open"))
+            open_spans[-1].__enter__()
             return
         with span("cut off"):
             _thread.exit() if number % 3 else exit_by_error()

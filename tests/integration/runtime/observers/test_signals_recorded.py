@@ -1,4 +1,4 @@
-"""Signals that are recorded beside the program's own events: by each profiler that is not told otherwise, of real loops."""
+"""Signals that are recorded next to the program's own events: by each profiler by default, of real loops."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ THREE_STEPS = sc.schedule(wait=1, warmup=0, active=3, repeat=1)
 
 
 class Traced:
-    """What a profiler has recorded, when it is closed."""
+    """The events, facts and ledger of a profiler, read when it is closed."""
 
     def __init__(self, profiler: sc.Profiler, memory: sc.exporters.MemoryExporter) -> None:
         self.profiler = profiler
@@ -68,7 +68,7 @@ class Traced:
 
 
 @pytest.fixture(autouse=True)
-def said_by_options(monkeypatch: pytest.MonkeyPatch) -> None:
+def signals_from_options(monkeypatch: pytest.MonkeyPatch) -> None:
     """Here options say what is recorded; other tests record none of it."""
     monkeypatch.delenv(SIGNALS_VARIABLE)
 
@@ -92,14 +92,14 @@ def work(seconds: float) -> int:
 
 def test_each_step_begins_with_readings(tmp_path: Path) -> None:
     """They have the time of the step's mark, and tell what the step took."""
-    held = np.ones(1)
+    pages = np.ones(1)
     with traced(tmp_path, "steps") as found:
         for step in range(6):
             work(0.01)
             if step == 3:
                 (tmp_path / "written").write_bytes(os.urandom(1 << 20))
-                held = np.frombuffer(mmap.mmap(-1, 32 << 20), np.uint8)  # pages that nobody has used before
-                held[:] = 1
+                pages = np.frombuffer(mmap.mmap(-1, 32 << 20), np.uint8)  # pages that nobody has used before
+                pages[:] = 1
             found.profiler.step()
     marks = {row.ts for row in found.rows if row.kind is Kind.STEP}
     readings = found.of(SIGNAL)
@@ -109,7 +109,7 @@ def test_each_step_begins_with_readings(tmp_path: Path) -> None:
     assert (facts["cpu_ns"] >= 10e6).all()
     assert (facts["run_queue_ns"] >= 0).all()
     assert facts["written_bytes"][3] >= 1 << 20
-    assert facts["resident_bytes"][3] - facts["resident_bytes"][2] >= held.nbytes * 0.9
+    assert facts["resident_bytes"][3] - facts["resident_bytes"][2] >= pages.nbytes * 0.9
     assert facts["page_faults"][3] > 0
 
 
@@ -334,7 +334,7 @@ def test_the_time_of_each_thread_is_counted_by_its_name(tmp_path: Path) -> None:
     assert series["competitor"][-1] > 1e8
 
 
-def test_what_the_processors_are_asked_for(tmp_path: Path) -> None:
+def test_the_demand_for_processors(tmp_path: Path) -> None:
     """By this process and by its children, whether they get it or not."""
     program = [sys.executable, "-c", "import time; end = time.monotonic() + 5\nwhile time.monotonic() < end: pass"]
     children = [subprocess.Popen(program) for _ in range(3)]
@@ -409,9 +409,9 @@ def test_lengths_of_queues_are_counted_by_the_place_where_each_is_made(tmp_path:
         return asyncio.LifoQueue()
 
     async def main() -> None:
-        kept = make()
+        queue = make()
         for number in range(7):
-            kept.put_nowait(number)
+            queue.put_nowait(number)
         make().put_nowait(1)  # nobody keeps it
         await asyncio.sleep(2.2)
 
@@ -456,7 +456,7 @@ def test_a_loop_without_events_is_reported_to_have_none(tmp_path: Path) -> None:
     assert not found.profiler.audit()
 
 
-def test_what_is_not_wanted_is_not_recorded(tmp_path: Path) -> None:
+def test_unwanted_signals_are_not_recorded(tmp_path: Path) -> None:
     """No thread is started for it, and nothing is called."""
     before = threading.active_count()
     with traced(tmp_path) as found:
@@ -487,14 +487,14 @@ def test_the_environment_goes_before(
 
 
 def test_the_environment_names_no_signal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is wrong is said."""
+    """The error names the unknown signal."""
     monkeypatch.setenv(SIGNALS_VARIABLE, "steps,loaders")
     with pytest.raises(ControlError, match="no signal 'loaders'; did you mean 'loader'"):
         sc.trace(output_dir=tmp_path)
 
 
 def test_two_profilers_have_the_readings_of_their_own_steps(tmp_path: Path) -> None:
-    """Whatever the other's are."""
+    """Steps of the other profiler do not change them."""
     with traced(tmp_path / "a", "steps", "stacks") as first, traced(tmp_path / "b", "steps") as second:
         for _ in range(4):
             work(0.005)
@@ -573,7 +573,7 @@ def test_long_callbacks_of_a_loop_are_spans_on_its_thread(tmp_path: Path) -> Non
     """With their names and places, also where they raise; short ones and steps of tasks are none."""
     handles: Any = asyncio.Handle
     before = handles._run
-    said: list[BaseException | None] = []
+    reported: list[BaseException | None] = []
 
     class Device(asyncio.Protocol):
         def data_received(self, data: bytes) -> None:
@@ -588,7 +588,7 @@ def test_long_callbacks_of_a_loop_are_spans_on_its_thread(tmp_path: Path) -> Non
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
-        loop.set_exception_handler(lambda _, context: said.append(context.get("exception")))
+        loop.set_exception_handler(lambda _, context: reported.append(context.get("exception")))
         server = await loop.create_server(Device, "127.0.0.1", 0)
         _, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
         writer.write(b"reading")
@@ -616,10 +616,10 @@ def test_long_callbacks_of_a_loop_are_spans_on_its_thread(tmp_path: Path) -> Non
     for row in rows:
         assert row.track == track and row.dur >= task_runs.LONG_NS
         assert f" ({__file__}:" in row.name
-    assert [type(error) for error in said] == [LookupError]
+    assert [type(error) for error in reported] == [LookupError]
 
 
-def test_what_was_put_over_the_wrapper_of_callbacks_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrapper_over_the_wrapper_of_callbacks_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a debugger may do it."""
     handles: Any = asyncio.Handle
     monkeypatch.setattr(handles, "_run", handles._run)  # is put back at the end
@@ -752,10 +752,10 @@ def test_the_slowest_item_of_a_batch_is_recorded(tmp_path: Path) -> None:
     ]
     assert [arguments["items"] for arguments in fetched[:6]] == [4] * 6
     assert all(arguments["used"]["processor_ms"] > 0 for arguments in fetched)
-    told = [arguments.get("slowest") for arguments in fetched]
-    assert told[1]["index"] == 6 and told[1]["ms"] >= 50
-    assert all(slowest["index"] in batch for slowest, batch in zip(told[:3], numbers, strict=True))
-    assert told[3:] == [None] * (len(told) - 3)
+    slowest_batches = [arguments.get("slowest") for arguments in fetched]
+    assert slowest_batches[1]["index"] == 6 and slowest_batches[1]["ms"] >= 50
+    assert all(slowest["index"] in batch for slowest, batch in zip(slowest_batches[:3], numbers, strict=True))
+    assert slowest_batches[3:] == [None] * (len(slowest_batches) - 3)
 
 
 def test_torch_is_as_it_was(tmp_path: Path) -> None:

@@ -16,8 +16,8 @@ from stepscope.runtime.events.record import Block, Kind, empty_block
 from stepscope.runtime.overhead.controller import OverheadController
 from stepscope.runtime.overhead.meter import event_costs
 from stepscope.runtime.schedule.detail import FULL, MARKS_ONLY, Detail, DetailFilter
+from tests.support.block_contents import texts
 from tests.support.messages import refused
-from tests.support.readings import texts
 
 ABSURD = sc.control.OverheadBudget(fraction=0.0001, interval=0.02)
 RING = sc.Options().ring_slots
@@ -40,7 +40,7 @@ def work_until(profiler: sc.Profiler, detail: str, seconds: float = 60) -> int:
 
 
 def overhead(profiler: sc.Profiler) -> sc.results.OverheadStatistics:
-    """What recording has cost."""
+    """The measured overhead of a profiler."""
     pipeline = profiler.statistics().pipeline
     assert pipeline is not None
     return pipeline.overhead
@@ -106,14 +106,14 @@ def test_detail_comes_back_when_the_load_has_ended(output_dir: Path) -> None:
     assert raised == ["full"]
     (window,) = memory.windows
     for change in ("lowered", "raised"):
-        levels = names.count(f"detail {change}") - (change == "raised")  # the last one is nothing to be told
-        told = sum(note.startswith(f"detail {change} to ") for note in window.diagnostics)
-        assert told == levels or any("more times" in note for note in window.diagnostics)
+        levels = names.count(f"detail {change}") - (change == "raised")  # the last one is not reported
+        noted = sum(note.startswith(f"detail {change} to ") for note in window.diagnostics)
+        assert noted == levels or any("more times" in note for note in window.diagnostics)
     assert overhead(profiler).lowered_ns < overhead(profiler).recorded_ns
 
 
 def test_a_profiler_without_a_budget_gets_everything(tmp_path: Path) -> None:
-    """Another one lowers its own detail only; what was recorded for the first is not given to it."""
+    """Another one lowers its own detail only; events that were recorded for the first do not reach it."""
     whole, thin = sc.exporters.MemoryExporter(name="whole"), sc.exporters.MemoryExporter(name="thin")
     with (
         sc.trace(exporters=[whole], output_dir=tmp_path / "whole") as free,
@@ -204,7 +204,7 @@ def test_the_cost_is_measured_without_a_budget(output_dir: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "facts"),
+    ("budget", "facts"),
     [
         (0, ["OverheadBudget.fraction", "0.0"]),
         (2, ["overhead_budget", "0.01", "2"]),
@@ -212,10 +212,10 @@ def test_the_cost_is_measured_without_a_budget(output_dir: Path) -> None:
         (True, ["overhead_budget", "0.01", "True"]),
     ],
 )
-def test_wrong_budgets_are_named(given: object, facts: list[str]) -> None:
+def test_wrong_budgets_are_named(budget: object, facts: list[str]) -> None:
     """By field, value and remedy."""
     with refused((TypeError, ValueError), *facts):
-        sc.trace(overhead_budget=given)  # type: ignore[arg-type]
+        sc.trace(overhead_budget=budget)  # type: ignore[arg-type]
 
 
 def marks(*steps: int) -> Block:
@@ -258,7 +258,7 @@ def test_a_change_reports_what_it_was_asked_for_by() -> None:
     assert change is not None and change.cost == cost
 
 
-def test_what_is_open_at_a_windows_end_is_counted(tmp_path: Path) -> None:
+def test_open_spans_at_a_windows_end_are_counted(tmp_path: Path) -> None:
     """Costs are estimated from all that goes to the exporters: also spans that go on, which go last."""
     memory = sc.exporters.MemoryExporter()
     schedule = sc.schedule(wait=0, warmup=0, active=2, repeat=3)

@@ -1,4 +1,4 @@
-"""What tests of recovery begin with."""
+"""Fixtures of the tests of recovery."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.crashes import BODY, MIDWAY, Crash
+from tests.support.killed_programs import BODY, MIDWAY, Crash
 
 
 @pytest.fixture
@@ -16,7 +16,7 @@ def crash(tmp_path: Path) -> Crash:
 
 
 @pytest.fixture(scope="session")
-def left_behind(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def killed_session(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Files of a killed program: its journal has half of the events, its rings have the rest."""
     place = tmp_path_factory.mktemp("left")
     Crash(place).of(BODY.format(between=MIDWAY), drain_interval=1000.0)
@@ -24,6 +24,6 @@ def left_behind(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def killed(left_behind: Path, tmp_path: Path) -> Crash:
+def killed(killed_session: Path, tmp_path: Path) -> Crash:
     """A copy of it."""
-    return Crash.copy(left_behind, tmp_path)
+    return Crash.copy(killed_session, tmp_path)

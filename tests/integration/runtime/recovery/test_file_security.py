@@ -26,7 +26,7 @@ from stepscope.runtime.lifecycle.output_directory import Output
 from stepscope.runtime.recovery.recover import recover
 from stepscope.runtime.recovery.session_files import SessionFiles
 from stepscope.runtime.recovery.sweep import sweep
-from tests.support.crashes import Crash, names
+from tests.support.killed_programs import Crash, names
 from tests.support.launch import run_to_end
 from tests.support.messages import refused
 
@@ -36,7 +36,7 @@ NASTY = (
 
 
 def rights(path: Path) -> int:
-    """Who may do what with a file."""
+    """The permission bits of a file."""
     return stat.S_IMODE(path.lstat().st_mode)
 
 
@@ -179,7 +179,7 @@ def test_the_sweep_takes_only_what_is_ours(tmp_path: Path) -> None:
     "directory", ["/", "/etc", "relative", "", "/nowhere/at/all", "nul\0byte", "x" * 5000, "/proc/1"]
 )
 def test_a_note_that_names_another_place(killed: Crash, directory: str) -> None:
-    """What the note names is no session: a note of ours says so, and nothing there is touched."""
+    """The note names a directory that is no session: recovery reports the note, and nothing there is changed."""
     killed.renote(directory=directory)
     recovery = recover(killed.run, remove_session=True)
     assert names(recovery.journal)["forward"] >= 20
@@ -196,20 +196,20 @@ def test_only_the_session_that_is_meant_is_removed(killed: Crash, tmp_path: Path
 
 
 def test_a_session_that_others_may_write_is_not_read(killed: Crash) -> None:
-    """Who could have planted rings there could make us read anything."""
+    """Another user who plants rings there could make us read any memory."""
     killed.directory().chmod(0o777)
-    assert any("is not a session directory of this user" in said for said in recover(killed.run).missing)
+    assert any("is not a session directory of this user" in note for note in recover(killed.run).missing)
 
 
 def test_a_note_that_is_a_link_or_pipe_is_not_read(killed: Crash) -> None:
-    """It is said, and the journal alone is recovered."""
+    """It is reported, and the journal alone is recovered."""
     note = killed.run / "session"
     note.rename(killed.run / "moved")
     note.symlink_to(killed.run / "moved")
-    assert any("symbolic link" in said for said in recover(killed.run, killed.run / "copy").missing)
+    assert any("symbolic link" in text for text in recover(killed.run, killed.run / "copy").missing)
     note.unlink()
     os.mkfifo(note)
-    assert any("no regular file" in said for said in recover(killed.run, killed.run / "copy").missing)
+    assert any("no regular file" in text for text in recover(killed.run, killed.run / "copy").missing)
 
 
 def hostile(path: Path, **fields: int) -> None:
@@ -235,9 +235,9 @@ HOSTILE = (
 )
 
 
-def test_absurd_rings_cost_nothing(left_behind: Path, tmp_path: Path) -> None:
-    """Whatever a ring's header claims, memory and time are bounded, and the other files are used."""
-    crashes = [Crash.copy(left_behind, tmp_path / str(number)) for number in range(len(HOSTILE))]
+def test_absurd_rings_cost_nothing(killed_session: Path, tmp_path: Path) -> None:
+    """Memory and time are bounded for any header of a ring, and the other files are used."""
+    crashes = [Crash.copy(killed_session, tmp_path / str(number)) for number in range(len(HOSTILE))]
     for crash, fields in zip(crashes, HOSTILE, strict=True):
         ring = crash.directory() / "ring-00000"
         os.truncate(ring, 1 << 41)

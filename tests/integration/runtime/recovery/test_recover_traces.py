@@ -17,9 +17,9 @@ import stepscope as sc
 from stepscope.cli.main import main
 from stepscope.runtime.session.note import notes_in, replace_note
 from tests.support import pftrace
-from tests.support.crashes import Crash
+from tests.support.killed_programs import Crash
 from tests.support.launch import run_to_end
-from tests.support.messages import said
+from tests.support.messages import check_messages
 
 KILLED = """
 import os, signal, sys, time
@@ -95,8 +95,8 @@ def test_traces_in_other_places(killed: Path, capsys: pytest.CaptureFixture[str]
         *note.outputs
     }
     assert main(["recover", str(killed / "run")]) == 0
-    said = capsys.readouterr().out
-    assert f"from {killed / 'own' / 'events.journal'}" in said and "left as it is" not in said
+    output = capsys.readouterr().out
+    assert f"from {killed / 'own' / 'events.journal'}" in output and "left as it is" not in output
     (board,) = (killed / "tb").glob("*.json")
     for path in ("trace.json", "trace.json.gz", "hta/whole.json", "closed.json", "notes/rank0-0.txt", board):
         assert names(killed / path) == WRITTEN, path
@@ -113,7 +113,7 @@ def test_traces_in_other_places(killed: Path, capsys: pytest.CaptureFixture[str]
 
 
 def test_files_of_the_user_are_left_alone(killed: Path) -> None:
-    """Whatever they look like, and wherever they are: only what the note names is replaced."""
+    """Only files that the note names are replaced: others stay, whatever is in them and wherever they are."""
     mine = {
         "labels.json": "[]".encode("utf-16"),
         "data/settings.json": '{"a": 1}'.encode("utf-16"),
@@ -144,12 +144,12 @@ def test_a_moved_run(killed: Path, tmp_path: Path) -> None:
 
 
 def test_without_a_journal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """What is in memory is less than what was written: the traces stay as they are, and this is said."""
+    """The session has fewer events than were written: the traces stay as they are, and recovery reports it."""
     kill(tmp_path, 9)
     before = all_below(tmp_path)
     assert main(["recover", str(tmp_path / "run")]) == 3
-    said = capsys.readouterr()
-    assert said.out.count("the run kept no journal") == 9 and "not all could be brought back" in said.err
+    output = capsys.readouterr()
+    assert output.out.count("the run kept no journal") == 9 and "not all could be brought back" in output.err
     after = all_below(tmp_path)
     assert {name for name in before if after[name] != before[name]} == {"run/session"}
     cut = json.loads((tmp_path / "trace.json").read_bytes().rstrip(b",\n") + b"]")
@@ -164,34 +164,34 @@ def test_a_journal_that_has_less(killed: Path, capsys: pytest.CaptureFixture[str
     replace_note(path, msgspec.structs.replace(note, directory=str(killed / "gone")))
     before = all_below(killed)
     assert main(["recover", str(killed / "run")]) == 3
-    said = capsys.readouterr().out
-    assert said.count("has events that the journal lacks") == 9
+    output = capsys.readouterr().out
+    assert output.count("has events that the journal lacks") == 9
     after = all_below(killed)
     assert {name for name in before if after[name] != before[name]} == {"run/session", "own/events.journal"}
 
 
 def test_a_later_run_has_written_the_files(killed: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """What a later run has written under these names is not replaced by the killed one's."""
+    """The killed run's files do not replace those that a later run has written under these names."""
     exporters = [sc.ChromeTraceExporter(killed / "trace.json"), sc.PerfettoExporter(killed / "trace.pftrace.gz")]
     with sc.trace(output_dir=killed / "later", exporters=exporters), sc.span("later"):
         pass
     later = (killed / "trace.json").read_bytes(), (killed / "trace.pftrace.gz").read_bytes()
     (killed / "hta" / "whole.json.part").unlink()
     assert main(["recover", str(killed / "run")]) == 3
-    said = capsys.readouterr().out
-    assert said.count("is not the file that this run wrote") == 2 and said.count("is not there any more") == 1
+    output = capsys.readouterr().out
+    assert output.count("is not the file that this run wrote") == 2 and output.count("is not there any more") == 1
     assert later == ((killed / "trace.json").read_bytes(), (killed / "trace.pftrace.gz").read_bytes())
     assert not (killed / "hta" / "whole.json").exists() and names(killed / "closed.json") == WRITTEN
 
 
 def test_one_trace(killed: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """One that is named alone is not touched; it is said what to do."""
+    """One that is named alone is not touched; a message says what to do."""
     before = (killed / "trace.json").read_bytes()
     assert main(["recover", str(killed / "run" / "trace.pftrace")]) == 1
     errors = capsys.readouterr().err
     assert "Perfetto opens it as it is" in errors and "stepscope recover ../run" in errors
     assert main(["recover", str(killed / "trace.json")]) == 1
-    said(capsys.readouterr().err, "stepscope recover RUN")
+    check_messages(capsys.readouterr().err, "stepscope recover RUN")
     (killed / "random.json").write_bytes(os.urandom(1 << 20))
     assert main(["recover", str(killed / "random.json")]) == 1
     assert (killed / "random.json").stat().st_size == 1 << 20 and (killed / "trace.json").read_bytes() == before
@@ -208,9 +208,9 @@ def test_files_that_the_note_may_not_name(killed: Path, capsys: pytest.CaptureFi
     if os.geteuid() == 0:
         os.chown(killed / "notes" / "rank0-0.txt", 65534, 65534)
     assert main(["recover", str(killed / "run")]) == 3
-    said = capsys.readouterr()
-    assert said.out.count("is no regular file of this user's") == (3 if os.geteuid() == 0 else 2)
-    assert "not all could be brought back" in said.err
+    output = capsys.readouterr()
+    assert output.out.count("is no regular file of this user's") == (3 if os.geteuid() == 0 else 2)
+    assert "not all could be brought back" in output.err
     assert precious.read_bytes() == torn
 
 
@@ -230,7 +230,7 @@ def test_a_file_that_is_no_parquet_trace_of_the_run(
 
 
 def test_a_note_that_says_what_no_exporter_takes(killed: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """It is said, and the file stays."""
+    """It is reported, and the file stays."""
     ((path, note),) = notes_in(killed / "run", [])
     strange = [msgspec.structs.replace(trace, arguments={"form": "list"}) for trace in note.traces]
     replace_note(
@@ -244,7 +244,7 @@ def test_a_note_that_says_what_no_exporter_takes(killed: Path, capsys: pytest.Ca
 
 
 def test_a_place_that_cannot_be_written(killed: Path, small_disk: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """On a full disk the cut file stays, and nothing is left beside it."""
+    """On a full disk the cut file stays, and no other file is left."""
     ((path, note),) = notes_in(killed / "run", [])
     cut = small_disk / "trace.json"
     cut.write_bytes((killed / "trace.json").read_bytes())
@@ -260,8 +260,8 @@ def test_a_place_that_cannot_be_written(killed: Path, small_disk: Path, capsys: 
 def test_the_hint_says_how_to_see_it(killed: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """It names the trace that was just written; where there is none, the journal."""
     main(["recover", str(killed / "run")])
-    *said, hint = capsys.readouterr().out.splitlines()
-    first = next(line.removeprefix("written anew: ") for line in said if line.startswith("written anew: "))
+    *output, hint = capsys.readouterr().out.splitlines()
+    first = next(line.removeprefix("written anew: ") for line in output if line.startswith("written anew: "))
     assert hint.startswith("see it: ") and hint.endswith(f" view {first}, or drag it into https://ui.perfetto.dev")
     ((_, note),) = notes_in(killed / "run", [])
     for trace in note.traces:
@@ -272,7 +272,7 @@ def test_the_hint_says_how_to_see_it(killed: Path, capsys: pytest.CaptureFixture
 
 
 def test_a_run_that_goes_on_in_the_same_directory(killed: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """What it writes is left alone, while the one that was killed there is recovered."""
+    """Files of the living run are left alone, while the one that was killed there is recovered."""
     run = killed / "run"
     exporters = [sc.ChromeTraceExporter(run / "living.json"), sc.ChromeTraceExporter(killed / "trace.json")]
     with sc.trace(output_dir=run, exporters=exporters) as profiler:
@@ -281,8 +281,8 @@ def test_a_run_that_goes_on_in_the_same_directory(killed: Path, capsys: pytest.C
         profiler.flush()
         inode = (run / "living.json").stat().st_ino
         assert main(["recover", str(run)]) == 0
-        said = capsys.readouterr().out
-        assert "goes on writing" in said and "trace.json is still being written" in said
+        output = capsys.readouterr().out
+        assert "goes on writing" in output and "trace.json is still being written" in output
         assert (run / "living.json").stat().st_ino == inode
         assert main(["recover", str(run / "living.json")]) == 1
         assert len(notes_in(run, [])) == 2

@@ -1,4 +1,4 @@
-"""What a killed process had recorded is brought back: nothing lost, nothing twice, nothing invented."""
+"""Events of a killed process are recovered: none lost, none twice, none invented."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from stepscope.runtime.events.record import Kind
 from stepscope.runtime.journal.frame_reader import Damage
 from stepscope.runtime.recovery.recover import Recovery, recover
 from stepscope.runtime.session.file_lock import lock
-from tests.support.crashes import BODY, Crash, batches, names, open_names, windows
 from tests.support.journals import described
+from tests.support.killed_programs import BODY, Crash, batches, names, open_names, windows
 from tests.support.messages import refused
 from tests.support.nesting import chrome_problems
 
@@ -116,7 +116,7 @@ def test_threads_and_tasks_are_recovered(crash: Crash) -> None:
 
 
 def test_closed_windows_stay_as_they_were(crash: Crash) -> None:
-    """Windows that the run closed are copied; one that had just begun is told from the gap before it."""
+    """Windows that the run closed are copied; one that had just begun is recognised by the gap before it."""
     recovery = crash.of(
         """
         profiler.schedule = sc.schedule(wait=1, warmup=1, active=2, repeat=0)
@@ -206,7 +206,7 @@ def test_without_a_session_the_journal_is_completed(killed: Crash) -> None:
     """When the rings are gone, as after a restart, the journal's windows are closed all the same."""
     shutil.rmtree(killed.directory())
     recovery = killed.recover()
-    assert any("cannot be used" in said for said in recovery.missing)
+    assert any("cannot be used" in note for note in recovery.missing)
     assert recovery.session is None
     assert names(recovery.journal)["forward"] == 21
     (window,) = windows(recovery.journal)
@@ -238,18 +238,18 @@ def test_events_that_are_in_no_ring_are_counted(
         """,
         drain_interval=1000.0,
     ).recover()
-    kept = names(recovery.journal)["x"]
-    assert least <= kept <= most
-    assert kept + recovery.dropped == count
+    recovered = names(recovery.journal)["x"]
+    assert least <= recovered <= most
+    assert recovered + recovery.dropped == count
     ledger = windows(recovery.journal)[0].ledger.sources["recorder"]
-    assert ledger.dropped == {"overflow": count - kept}
+    assert ledger.dropped == {"overflow": count - recovered}
     gaps = names(recovery.journal, Kind.GAP)
     assert set(gaps) == {"dropped"} and gaps["dropped"] >= 1
 
 
 @pytest.mark.parametrize("size", [0, 1 << 13])
 def test_a_kill_while_a_ring_is_made_loses_nothing(killed: Crash, size: int) -> None:
-    """Its file is there, and is no ring yet: nothing is said to be missing."""
+    """Its file is there, and is no ring yet: nothing is reported as missing."""
     (killed.directory() / "ring-00099").write_bytes(bytes(size))
     recovery = killed.recover()
     assert not recovery.missing
@@ -343,9 +343,9 @@ def test_the_rows_of_steps(crash: Crash, next_epoch: str, last_is_apart: bool) -
     ("windows", "unfinished", "text"),
     [(1, 1, "1 window, unfinished"), (3, 2, "3 windows, 2 of them unfinished"), (2, 0, "2 windows")],
 )
-def test_what_was_brought_back_is_reported_in_words(windows: int, unfinished: int, text: str, tmp_path: Path) -> None:
+def test_recovered_windows_are_reported_in_words(windows: int, unfinished: int, text: str, tmp_path: Path) -> None:
     """How many windows, and how many of them the run had not closed."""
-    told = Recovery(
+    recovery = Recovery(
         journal=tmp_path / "journal",
         source=None,
         session=None,
@@ -359,5 +359,5 @@ def test_what_was_brought_back_is_reported_in_words(windows: int, unfinished: in
         dropped=0,
         damage=Damage(),
     ).text()
-    assert text in [line.strip() for line in told.splitlines()]
-    assert "no journal" not in told and "0 events in all" in told
+    assert text in [line.strip() for line in recovery.splitlines()]
+    assert "no journal" not in recovery and "0 events in all" in recovery

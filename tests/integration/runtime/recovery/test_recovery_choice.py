@@ -22,9 +22,9 @@ from stepscope.runtime.session.launch import own_directory
 from stepscope.runtime.session.note import SESSION_FILE, SessionNote, new_note, notes_in, read_note, replace_note
 from stepscope.runtime.session.system import process_identity
 from tests.support.basics import ROOT
-from tests.support.crashes import Crash, names
+from tests.support.killed_programs import Crash, names
 from tests.support.launch import run_to_end
-from tests.support.messages import said
+from tests.support.messages import check_messages
 
 DEAD = SessionNote(directory="/nowhere", pid=7, start_time=1)
 """A note of a process that has ended."""
@@ -88,11 +88,11 @@ def ended(path: Path, *, pid: int, id: str, name: str = "another") -> Path:
 
 
 def test_two_profilers_of_one_process(crash: Crash, capsys: pytest.CaptureFixture[str]) -> None:
-    """The journal of the one that had closed is newer, and is not taken for that of the one that was killed: neither by
+    """The journal of the one that had closed is newer, and does not pass for that of the one that was killed: neither by
     `stepscope convert DIR` nor by recovery."""
     crash.of(TWO)
     assert main(["convert", str(crash.run), str(crash.run / "trace.json")]) == 0
-    said(capsys.readouterr().err, "run/journal", "journal-2")
+    check_messages(capsys.readouterr().err, "run/journal", "journal-2")
     recovery = crash.recover()
     assert recovery.source == crash.run / "journal" and recovery.events
     found = names(recovery.journal)
@@ -100,8 +100,8 @@ def test_two_profilers_of_one_process(crash: Crash, capsys: pytest.CaptureFixtur
     assert any("not used" in note and "journal-2" in note for note in recovery.notes)
 
 
-def test_a_flight_recorder_beside_a_profiler(tmp_path: Path) -> None:
-    """It has no journal: the other's is not taken for one, and its kept steps come back whole."""
+def test_a_flight_recorder_and_a_profiler(tmp_path: Path) -> None:
+    """It has no journal: the other's does not pass for it, and its stored steps come back whole."""
     (tmp_path / "session").mkdir()
     command = [sys.executable, "-c", FLIGHT, str(tmp_path / "run"), str(tmp_path / "session")]
     result = run_to_end(command, timeout=60, cwd=ROOT)
@@ -110,7 +110,7 @@ def test_a_flight_recorder_beside_a_profiler(tmp_path: Path) -> None:
     assert recovery.source is None
     found = names(recovery.journal)
     assert (found["kept"], found["both"]) == (30, 1)
-    assert any("not used" in said and said.endswith("journal") for said in recovery.notes)
+    assert any("not used" in note and note.endswith("journal") for note in recovery.notes)
 
 
 def test_a_container_that_starts_again(crash: Crash) -> None:
@@ -150,7 +150,7 @@ def test_default_directories_differ(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("named", ["run", "../{}/run"])
 def test_a_journal_whose_first_frame_is_damaged(tmp_path: Path, named: str) -> None:
-    """Its id cannot be read: the one that the note names counts, by whatever name the directory is given."""
+    """Its id cannot be read: the one that the note names counts, by whatever name the directory is opened."""
     place = tmp_path / "run"
     first, second = (ended(place / "journal", pid=7, id="1" * 32, name=name) for name in ("one", "two"))
     for path in (first, second):
@@ -173,8 +173,8 @@ def test_an_empty_journal_is_not_chosen(crash: Crash) -> None:
     assert recover(crash.run).source == crash.run / "journal"
 
 
-def test_a_copy_beside_the_journal(tmp_path: Path) -> None:
-    """It bears the same id: the one that the note names is taken, else the original."""
+def test_a_copy_next_to_the_journal(tmp_path: Path) -> None:
+    """It bears the same id: the one that the note names is used, else the original."""
     original = ended(tmp_path / "journal", pid=7, id="1" * 32)
     (tmp_path / "journal.copy").write_bytes(original.read_bytes())
     note = msgspec.structs.replace(DEAD, run="1" * 32)
@@ -197,7 +197,7 @@ def test_another_run_that_is_named(crash: Crash) -> None:
     assert left is not None and not left.unrecovered
 
 
-def test_what_a_living_run_writes_is_known_behind_a_link(tmp_path: Path) -> None:
+def test_a_living_run_is_recognised_behind_a_link(tmp_path: Path) -> None:
     """Its note has the real name; a directory that is named by a link is the same one."""
     (tmp_path / "run" / "windows").mkdir(parents=True)
     part = tmp_path / "run" / "windows" / "000000.journal.part"
@@ -238,11 +238,11 @@ def killed(tmp_path: Path, other: Path) -> Crash:
 
 @pytest.mark.parametrize("order", [("run", "other"), ("other", "run")])
 def test_runs_in_two_directories(order: tuple[str, str], tmp_path: Path) -> None:
-    """Whichever comes first, the session goes with the last, and the notes of both with it."""
+    """The recovery of the second run removes the session, and the notes of both with it."""
     crash = killed(tmp_path, tmp_path / "other")
     session = crash.directory()
     first = recover(tmp_path / order[0], remove_session=True)
-    assert any("not removed" in said and str(tmp_path / order[1]) in said for said in first.notes)
+    assert any("not removed" in note and str(tmp_path / order[1]) in note for note in first.notes)
     assert session.is_dir()
     last = recover(tmp_path / order[1], remove_session=True)
     assert not last.notes and not last.missing and not session.exists()
@@ -264,14 +264,14 @@ def test_a_journal_that_was_created_and_not_written(tmp_path: Path) -> None:
     assert names(result.journal)["both"] == 100
 
 
-def test_what_was_recovered_before_there_was_more_is_needed_still(tmp_path: Path) -> None:
+def test_an_early_recovery_does_not_replace_a_later_one(tmp_path: Path) -> None:
     """A journal that was completed before the session was written to is not all that there is."""
     crash = killed(tmp_path, tmp_path / "other")
     recover(tmp_path / "run")
     ((path, note),) = notes_in(tmp_path / "run", [])
     replace_note(path, msgspec.structs.replace(note, recovered_ns=1))
     last = recover(tmp_path / "other", remove_session=True)
-    assert any("not removed" in said for said in last.notes) and crash.directory().is_dir()
+    assert any("not removed" in text for text in last.notes) and crash.directory().is_dir()
 
 
 def test_runs_in_one_directory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -279,8 +279,8 @@ def test_runs_in_one_directory(tmp_path: Path, capsys: pytest.CaptureFixture[str
     crash = killed(tmp_path, tmp_path / "run")
     session = crash.directory()
     assert main(["recover", "--remove-session", str(crash.run)]) == 0
-    said = capsys.readouterr().out
-    assert "not removed" not in said and "cannot be used" not in said
+    output = capsys.readouterr().out
+    assert "not removed" not in output and "cannot be used" not in output
     assert not session.exists() and not list(crash.run.glob("session*"))
     recovered = sorted(crash.run.glob("journal*"))
     assert [names(path)["both"] for path in recovered] == [100, 100]

@@ -9,7 +9,7 @@ import pytest
 
 from stepscope.runtime.events.record import Kind
 from stepscope.runtime.recovery.recover import recover
-from tests.support.crashes import Crash, batches, names, windows
+from tests.support.killed_programs import Crash, batches, names, windows
 
 CONSUMER = slice(128, 160)
 """Where a ring's header has what its consumer wrote: `Header` in core/rings/ring.h."""
@@ -32,7 +32,7 @@ DRAINED = {"nowhere else": "drain(1 << 18, 1 << 62), die()", "journal": "_core.d
 
 @pytest.mark.parametrize("policy", ["drop_newest", "drop_oldest"])
 @pytest.mark.parametrize("where", DRAINED)
-def test_a_drain_that_was_not_given_free(where: str, policy: str, crash: Crash) -> None:
+def test_a_drain_that_was_not_released(where: str, policy: str, crash: Crash) -> None:
     """A process that dies between the journal's write and the release of the rings leaves both."""
     crash.of(OVERFLOW.replace("POLICY", repr(policy)) + DRAINED[where], drain_interval=1000.0)
     for ring in crash.directory().glob("ring-*"):
@@ -41,11 +41,11 @@ def test_a_drain_that_was_not_given_free(where: str, policy: str, crash: Crash) 
             file.seek(CONSUMER.start)
             file.write(before[CONSUMER])
     recovery = crash.recover()
-    kept = names(recovery.journal)["x"]
+    recovered = names(recovery.journal)["x"]
     (window,) = windows(recovery.journal)
     gaps = sum(lost(recovery.journal).values())
-    assert 0 < kept < 500
-    assert kept + gaps == 500
+    assert 0 < recovered < 500
+    assert recovered + gaps == 500
     assert window.ledger.sources["recorder"].dropped.keys() <= {"overflow"}
     assert window.ledger.dropped() == gaps
 
@@ -81,10 +81,10 @@ def test_a_joined_process_that_is_one_drain_behind(crash: Crash) -> None:
         file.seek(CONSUMER.start)
         file.write((crash.run / f"before-{ring.name}").read_bytes()[CONSUMER])
     recovery = crash.recover()
-    kept = names(recovery.journal)["x"]
+    recovered = names(recovery.journal)["x"]
     assert recovery.processes == 1
-    assert 0 < kept < 500
-    assert kept + windows(recovery.journal)[0].ledger.dropped() == 500
+    assert 0 < recovered < 500
+    assert recovered + windows(recovery.journal)[0].ledger.dropped() == 500
 
 
 def test_a_gap_across_windows(crash: Crash) -> None:
@@ -117,15 +117,15 @@ def test_a_gap_across_windows(crash: Crash) -> None:
     )
     recovery = crash.recover()
     first, second = windows(recovery.journal)
-    kept = names(recovery.journal)["x"] - 1
-    assert 0 < kept < 100
-    assert (first.ledger.dropped(), second.ledger.dropped()) == (100 - kept, 0)
-    assert lost(recovery.journal) == {0: 100 - kept, 1: 0}
+    recovered = names(recovery.journal)["x"] - 1
+    assert 0 < recovered < 100
+    assert (first.ledger.dropped(), second.ledger.dropped()) == (100 - recovered, 0)
+    assert lost(recovery.journal) == {0: 100 - recovered, 1: 0}
     assert recover(crash.run).dropped == recovery.dropped
 
 
 def lost(journal: Path) -> dict[int, int]:
-    """What the gaps of each window count."""
+    """The number of events that the gaps of each window count."""
     counts: Counter[int] = Counter()
     for batch in batches(journal):
         counts[batch.window] += int(batch.events["id"][batch.events["kind"] == int(Kind.GAP)].sum())
@@ -159,7 +159,7 @@ def test_a_gap_that_begins_in_a_closed_window(end: str, crash: Crash) -> None:
     )
     recovery = crash.recover()
     first, second = windows(recovery.journal)
-    kept = names(recovery.journal)["x"] - 1
-    assert 0 < kept < 500
-    assert (first.ledger.dropped(), second.ledger.dropped()) == (0, 500 - kept)
-    assert lost(recovery.journal) == {0: 0, 1: 500 - kept}
+    recovered = names(recovery.journal)["x"] - 1
+    assert 0 < recovered < 500
+    assert (first.ledger.dropped(), second.ledger.dropped()) == (0, 500 - recovered)
+    assert lost(recovery.journal) == {0: 0, 1: 500 - recovered}

@@ -24,7 +24,7 @@ from stepscope.runtime.session.note import SessionNote, read_note
 from stepscope.runtime.session.system import is_running, process_identity
 from tests.support.basics import ROOT
 from tests.support.commands import python
-from tests.support.crashes import Crash, names
+from tests.support.killed_programs import Crash, names
 from tests.support.launch import run_to_end
 from tests.support.messages import refused
 
@@ -74,20 +74,20 @@ def test_links_in_the_session_are_not_followed(killed: Crash) -> None:
         (directory / name).rename(killed.run / name)
         (directory / name).symlink_to(killed.run / name)
     recovery = recover(killed.run, killed.run / "copy")
-    assert len([said for said in recovery.missing if "symbolic links" in said]) >= 2
+    assert len([note for note in recovery.missing if "symbolic links" in note]) >= 2
     directory.rename(killed.run / "elsewhere")
     directory.symlink_to(killed.run / "elsewhere")
-    assert any("is not a session directory" in said for said in recover(killed.run, killed.run / "copy").missing)
+    assert any("is not a session directory" in note for note in recover(killed.run, killed.run / "copy").missing)
 
 
-def test_what_was_recovered_stays(killed: Crash) -> None:
+def test_a_recovered_journal_stays(killed: Crash) -> None:
     """A journal that was completed from the rings is not cut when they are gone, and no poorer copy is made."""
     better = recover(killed.run, remove_session=True).journal
-    kept = better.read_bytes()
+    content = better.read_bytes()
     for out in (None, better.with_name("other")):
         with refused(FormatError, better):
             recover(killed.run, out)
-    assert better.read_bytes() == kept and names(better)["forward"] == 40
+    assert better.read_bytes() == content and names(better)["forward"] == 40
     assert not better.with_name("other").exists()
 
 

@@ -1,4 +1,4 @@
-"""What killed runs left goes when nobody needs it or there is no room, and then recovery says so."""
+"""Sessions of killed runs are removed when nobody needs them or there is no room, and recovery reports it."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from stepscope.runtime.session.directory import in_use, make_session
 from stepscope.runtime.session.file_lock import lock
 from stepscope.runtime.session.note import SessionNote, new_note, read_note
 from stepscope.runtime.session.system import process_identity
-from tests.support.crashes import names
+from tests.support.killed_programs import names
 from tests.support.launch import run_to_end
-from tests.support.messages import refused, said
+from tests.support.messages import check_messages, refused
 
 START = """
 import os, signal, sys
@@ -44,7 +44,7 @@ with sc.trace(output_dir=sys.argv[1], exporters=[], options=options) as profiler
 
 
 def start(run: Path, session: Path, end: str = "os.kill(os.getpid(), signal.SIGKILL)") -> None:
-    """Runs a program that is killed, or does what it is told."""
+    """Runs a program that is killed, or carries out a command."""
     command = [sys.executable, "-c", START.replace("END", end), str(run), str(session)]
     run_to_end(command, cwd=session.parent, check=end == "pass")
 
@@ -52,17 +52,17 @@ def start(run: Path, session: Path, end: str = "os.kill(os.getpid(), signal.SIGK
 class Left:
     """Copies of a killed run, each with a session of its own in one place."""
 
-    def __init__(self, place: Path, left_behind: Path) -> None:
+    def __init__(self, place: Path, killed_session: Path) -> None:
         self.sessions = place / "sessions"
         self.sessions.mkdir()
         self._place = place
-        self._left_behind = left_behind
+        self._killed_session = killed_session
 
     def run(self, name: str, age: float) -> tuple[Path, Path]:
         """A run whose session was written to so many seconds ago: its directory, and that of the session."""
         run = self._place / name
-        shutil.copytree(self._left_behind / "run", run)
-        (old,) = (self._left_behind / "session").iterdir()
+        shutil.copytree(self._killed_session / "run", run)
+        (old,) = (self._killed_session / "session").iterdir()
         session = self.sessions / f"stepscope-{name}"
         shutil.copytree(old, session)
         note = json.loads((run / "session").read_text())
@@ -75,9 +75,9 @@ class Left:
 
 
 @pytest.fixture
-def left(tmp_path: Path, left_behind: Path) -> Left:
+def left(tmp_path: Path, killed_session: Path) -> Left:
     """Killed runs."""
-    return Left(tmp_path, left_behind)
+    return Left(tmp_path, killed_session)
 
 
 def test_many_ranks_that_are_killed_and_start_again(tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ def test_the_same_directory_again(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert (run / "session").exists() and recover(run).journal == run / "journal-5"
 
 
-def test_what_no_run_needs_goes_after_a_day(left: Left, caplog: pytest.LogCaptureFixture) -> None:
+def test_unneeded_sessions_go_after_a_day(left: Left, caplog: pytest.LogCaptureFixture) -> None:
     """A run that was recovered, or whose directory is gone, needs its session no more."""
     needed, recovered, gone = (left.run(name, 2 * DAY) for name in ("needed", "recovered", "gone"))
     young = left.run("young", DAY / 2)
@@ -123,7 +123,7 @@ def test_what_no_run_needs_goes_after_a_day(left: Left, caplog: pytest.LogCaptur
 
 
 def test_a_note_that_is_not_of_the_session_needs_it_not(left: Left, tmp_path: Path) -> None:
-    """What is written in a session is not believed: the note must say the same, and only such a note is changed."""
+    """A session's file is not trusted alone: the note must name the same session, and only such a note is changed."""
     run, session = left.run("run", 2 * DAY)
     other = tmp_path / "other"
     shutil.copytree(run, other)
@@ -164,18 +164,18 @@ def test_no_room(
     monkeypatch.setattr(sweeping, "FREE_SHARE", 2.0)
     sweep(left.sessions, 0.0)
     assert not session.exists()
-    said(caplog.records, run, snapshot=False)  # how many events it had is the machine's
+    check_messages(caplog.records, run, snapshot=False)  # how many events it had is the machine's
     note = read_note(run / "session", [])
     assert note is not None and note.swept is not None and note.swept.events > 80
     assert main(["recover", str(run)]) == 3
-    told = capsys.readouterr()
-    assert "MISSING: its session was swept by a later run at 20" in told.out
-    assert f"at most {note.swept.events:,} events that no journal has" in told.out
-    assert "not all could be brought back" in told.err
+    output = capsys.readouterr()
+    assert "MISSING: its session was swept by a later run at 20" in output.out
+    assert f"at most {note.swept.events:,} events that no journal has" in output.out
+    assert "not all could be brought back" in output.err
     assert names(run / "journal")["forward"] == 21
 
 
-def test_who_starts_sweeps_for_a_moment(left: Left, tmp_path: Path) -> None:
+def test_a_start_sweeps_for_a_moment(left: Left, tmp_path: Path) -> None:
     """Then training goes on, and whoever starts next sees to the rest; with the program's random numbers untouched."""
     _, session = left.run("run", 2 * WEEK)
     before = random.getstate()
@@ -234,13 +234,13 @@ def test_memory_is_room(left: Left, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_one_that_is_in_use_stays(left: Left) -> None:
-    """Whatever its process id says: that of another container tells nothing. Nor does a recovery lose what it reads."""
+    """Its process id does not matter: that of another container means nothing. A recovery that reads it does not lose it."""
     _, session = left.run("run", 9 * DAY)
     for name in (".", "process.json"):
-        held = lock(session / name)
+        descriptor = lock(session / name)
         sweep(left.sessions, 60.0)
         assert session.exists()
-        os.close(held)
+        os.close(descriptor)
     sweep(left.sessions, 60.0)
     assert not session.exists()
 
@@ -267,9 +267,9 @@ signal.pause()
             (session,) = (tmp_path / "session").iterdir()
             assert in_use(session)
             note = tmp_path / "run" / "session"
-            said = note.read_text().replace(f'"pid":{process.pid}', '"pid":1')
-            assert f'"pid":{process.pid}' not in said
-            note.write_text(said)  # as another container sees it
+            text = note.read_text().replace(f'"pid":{process.pid}', '"pid":1')
+            assert f'"pid":{process.pid}' not in text
+            note.write_text(text)  # as another container sees it
             with refused(ProfilerStateError, "process 1"):
                 recover(tmp_path / "run")
             process.kill()
@@ -283,17 +283,17 @@ signal.pause()
 def test_two_recoveries(left: Left) -> None:
     """One does not delete what another is reading."""
     run, session = left.run("run", 60.0)
-    held = lock(session)
-    kept = recover(run, remove_session=True)
-    assert any("is in use" in note for note in kept.notes)
+    descriptor = lock(session)
+    recovery = recover(run, remove_session=True)
+    assert any("is in use" in note for note in recovery.notes)
     assert session.exists() and (run / "session").exists()
-    os.close(held)
+    os.close(descriptor)
     assert recover(run, remove_session=True).notes == ()
     assert not session.exists()
 
 
 def test_a_full_place_is_left_for_another(small_disk: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Where not even the first files fit, the next place is taken, and nothing is left behind."""
+    """Where not even the first files fit, the next place is used, and no file is left."""
     filling = os.open(small_disk / "filling", os.O_WRONLY | os.O_CREAT)
     with contextlib.suppress(OSError):
         while os.write(filling, b"x" * 4096):

@@ -14,9 +14,9 @@ import pytest
 from stepscope.runtime.events import strings, tracks
 from stepscope.runtime.events.record import Flag, Kind
 from stepscope.runtime.recovery.recover import Recovery, recover
-from tests.support.crashes import batches
-from tests.support.families import START, Family, pair
+from tests.support.killed_programs import batches
 from tests.support.launch import launched
+from tests.support.process_trees import START, ProcessTree, pair
 
 PROGRAM = """
 def work(number):
@@ -50,36 +50,36 @@ def test_a_killed_parent(tmp_path: Path, drain_interval: float) -> None:
     program = tmp_path / "program.py"
     program.write_text(START + PROGRAM)
     command = [sys.executable, str(program), str(tmp_path / "run"), str(tmp_path / "session"), str(drain_interval)]
-    said: dict[int, int] = defaultdict(int)
+    counts: dict[int, int] = defaultdict(int)
     with launched(command, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         lines = (pair(line) for line in process.stdout)
-        while len(said) < 3 or min(said.values()) < 3000:
+        while len(counts) < 3 or min(counts.values()) < 3000:
             number, count = next(lines)
-            said[number] = count
+            counts[number] = count
         process.kill()  # and not waited for yet: so long, its number and its group are nobody else's
         for _ in range(20):
             number, count = next(lines)
-            said[number] = count
+            counts[number] = count
         os.killpg(process.pid, signal.SIGKILL)
-        said |= dict(lines)
+        counts |= dict(lines)
     recovery = recover(tmp_path / "run")
     assert recovery.processes == 3
     numbers, opened = found(recovery)
     for worker in range(3):
         mine = sorted(numbers[f"worker {worker}"])
         assert mine == list(range(len(mine)))
-        assert len(mine) >= said[worker]
+        assert len(mine) >= counts[worker]
         assert "whole" in opened[f"worker {worker}"]
     (session,) = (tmp_path / "session").iterdir()
     parts = sorted(session.glob("[0-9]*-*"))
     assert len(parts) == 3
     (parts[0] / "ring-99999").mkdir()
     unread = recover(tmp_path / "run", remove_session=True)
-    assert any("ring-99999: not a regular file" in said for said in unread.missing)
-    assert any("the session is not removed" in said for said in unread.notes) and (parts[0] / "strings").exists()
+    assert any("ring-99999: not a regular file" in counts for counts in unread.missing)
+    assert any("the session is not removed" in counts for counts in unread.notes) and (parts[0] / "strings").exists()
     (parts[0] / "ring-99999").rmdir()
-    if os.geteuid() == 0:  # who may read everything recovers what is another user's, all of it
+    if os.geteuid() == 0:  # root recovers another user's session, all of it
         for path in (tmp_path, *tmp_path.rglob("*")):
             os.chown(path, 12_345, 12_345, follow_symlinks=False)
     last = recover(tmp_path / "run", remove_session=True)
@@ -109,8 +109,8 @@ def found(recovery: Recovery) -> tuple[dict[str, list[int]], dict[str, list[str]
 
 
 def test_a_worker_that_had_ended_before(tmp_path: Path) -> None:
-    """What was delivered of it already is not there twice, its open spans included."""
-    Family(tmp_path).of(
+    """Events that were delivered already are not there twice, its open spans included."""
+    ProcessTree(tmp_path).of(
         """
     def work():
         sc.join("worker")
@@ -131,6 +131,6 @@ def test_a_worker_that_had_ended_before(tmp_path: Path) -> None:
         code=-signal.SIGKILL,
     )
     recovery = recover(tmp_path / "run", remove_session=True)
-    family = Family(tmp_path)
-    assert family.spans(recovery.journal.name) == {("worker", "done"): 50, ("worker", "inside"): 50}
-    assert family.spans(recovery.journal.name, still_open=True) == {("worker", "outer"): 1}
+    process_tree = ProcessTree(tmp_path)
+    assert process_tree.spans(recovery.journal.name) == {("worker", "done"): 50, ("worker", "inside"): 50}
+    assert process_tree.spans(recovery.journal.name, still_open=True) == {("worker", "outer"): 1}

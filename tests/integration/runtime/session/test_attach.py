@@ -100,14 +100,14 @@ def test_everything_is_there(member: Path, tmp_path: Path) -> None:
     [(HEAD, 0), (HEAD, 1 << 60), (HEAD, (1 << 64) - 1), (PRODUCED, 1 << 60), (PRODUCED, 0), (RESERVE, 1 << 63)],
 )
 def test_a_header_that_contradicts_itself(member: Path, tmp_path: Path, field: int, value: int) -> None:
-    """The ring is let go, which is said; what can be had of it is had, and nothing is invented."""
+    """The ring is let go, which is reported; its readable part is read, and nothing is invented."""
     directory = fresh(member, tmp_path)
     put(directory / "ring-00000", field, value)
     worker = attach(directory)
-    taken = sum(len(events) for events, _ in worker.drain(LATER))
+    drained = sum(len(events) for events, _ in worker.drain(LATER))
     about = worker.statistics("recording")
-    assert taken == about.drained + (1 if about.dropped else 0) <= 2 * COUNT
-    assert taken == 0 or about.broken == 0
+    assert drained == about.drained + (1 if about.dropped else 0) <= 2 * COUNT
+    assert drained == 0 or about.broken == 0
     assert worker.drain(LATER) == [] or not about.broken
 
 
@@ -145,7 +145,7 @@ def test_without_a_descriptor(member: Path, tmp_path: Path) -> None:
     assert rings.statistics()["broken"] == 0
 
 
-def test_what_is_no_ring(member: Path, tmp_path: Path) -> None:
+def test_files_that_are_no_rings(member: Path, tmp_path: Path) -> None:
     """Links, pipes, directories and short files are no rings; a directory that is none is refused."""
     directory = fresh(member, tmp_path)
     ring = directory / "ring-00000"
@@ -167,19 +167,19 @@ def test_what_is_no_ring(member: Path, tmp_path: Path) -> None:
 
 
 def test_nobody_has_to_close_it(member: Path, tmp_path: Path) -> None:
-    """Descriptors are kept no longer than what is read by them."""
+    """Descriptors stay open no longer than they are read."""
     directory = fresh(member, tmp_path)
 
-    def held() -> list[str]:
-        kept = [os.readlink(path) for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
-        return [path for path in kept if Path(path).is_relative_to(directory)]
+    def open_files() -> list[str]:
+        links = [os.readlink(path) for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
+        return [path for path in links if Path(path).is_relative_to(directory)]
 
     worker = attach(directory)
     worker.drain(LATER)
-    assert held()
+    assert open_files()
     del worker
     gc.collect()
-    assert held() == []
+    assert open_files() == []
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=150)
@@ -196,7 +196,7 @@ def test_nobody_has_to_close_it(member: Path, tmp_path: Path) -> None:
     cut=st.none() | st.integers(4096, 60_000),
 )
 def test_damage(member: Path, tmp_path: Path, acts: list[tuple[str, int, bytes]], cut: int | None) -> None:
-    """Whatever is in the files, a drain ends, its events are well formed, and the accounts are even."""
+    """A drain of files with any content ends, its events are well formed, and the accounts are even."""
     directory = fresh(member, tmp_path)
     for name, at, junk in acts:
         with (directory / name).open("r+b") as file:
@@ -207,14 +207,14 @@ def test_damage(member: Path, tmp_path: Path, acts: list[tuple[str, int, bytes]]
     if cut is not None:
         os.truncate(directory / acts[0][0], cut) if acts[0][0] != "stacks" else None
     blocks += worker.drain(LATER)
-    taken = 0
+    count = 0
     for events, heap in blocks:
         assert (events["ts"] >= 0).all() and (events["dur"] >= 0).all()
         for row in rows_of(events, heap):
             assert row.kind is not Kind.STEP
-            taken += row.kind is not Kind.GAP
+            count += row.kind is not Kind.GAP
     about = worker.statistics("recording")
-    assert about.drained == taken
+    assert about.drained == count
     assert about.produced == about.drained + about.dropped + about.waiting
     rows_of(worker.open_spans(_core.now()), b"")
     assert strings.text(0) == ""

@@ -1,4 +1,4 @@
-"""Who may join what: refusals say why, a process with a profiler of its own, and children that do not join."""
+"""Which processes may join a session: reasons of refusals, a process with a profiler of its own, children that do not join."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import stepscope as sc
 from stepscope.runtime.errors import SessionError
 from stepscope.runtime.options import Options
 from stepscope.runtime.session.directory import make_session, parts, read_identity, read_options
-from tests.support.families import Family
 from tests.support.messages import refused
+from tests.support.process_trees import ProcessTree
 
 ORPHANED = """
 import logging
@@ -34,9 +34,9 @@ def orphaned(work):
 """Calls a function in a process whose parent has ended: the processes of the tests have a session above them."""
 
 
-def test_without_a_session(family: Family) -> None:
+def test_without_a_session(process_tree: ProcessTree) -> None:
     """The answer is no, and the log says why, once."""
-    family.of(
+    process_tree.of(
         ORPHANED
         + """
 logging.basicConfig(level=logging.INFO)
@@ -47,12 +47,12 @@ def work():
 orphaned(work)
 """
     )
-    assert family.errors.count("no process above this one has a session to join") == 1
+    assert process_tree.errors.count("no process above this one has a session to join") == 1
 
 
-def test_a_first_process_that_has_the_variable(family: Family) -> None:
+def test_a_first_process_that_has_the_variable(process_tree: ProcessTree) -> None:
     """It is set for a whole job: that nobody is above the first process is nothing to warn of."""
-    family.of(
+    process_tree.of(
         ORPHANED
         + """
 from stepscope.runtime.lifecycle.join import join_from_environment, joined
@@ -64,20 +64,20 @@ def work():
 orphaned(work)
 """
     )
-    assert "no process above" not in family.errors
+    assert "no process above" not in process_tree.errors
 
 
-def test_the_owner_does_not_join(family: Family) -> None:
+def test_the_owner_does_not_join(process_tree: ProcessTree) -> None:
     """A data set that calls join() also runs in the training process, where it changes nothing."""
-    family.of("""
+    process_tree.of("""
     import logging
     logging.basicConfig(level=logging.INFO)
     with trace():
         assert not sc.join() and not sc.join()
         spans("own", 3)
     """)
-    assert family.spans() == {("process", "own"): 3}
-    assert family.errors.count("this process has a session of its own") == 1
+    assert process_tree.spans() == {("process", "own"): 3}
+    assert process_tree.errors.count("this process has a session of its own") == 1
 
 
 @pytest.mark.parametrize("name", ["", 3, b"x"])
@@ -87,9 +87,9 @@ def test_names(name: object) -> None:
         sc.join(name)  # type: ignore[arg-type]
 
 
-def test_a_name_that_is_given_later(family: Family) -> None:
+def test_a_name_that_is_set_later(process_tree: ProcessTree) -> None:
     """It counts as long as nothing was recorded, and wins over what multiprocessing says."""
-    family.of(
+    process_tree.of(
         """
     def work():
         assert sc.join("first") and sc.join("second")
@@ -104,12 +104,12 @@ def test_a_name_that_is_given_later(family: Family) -> None:
     """,
         STEPSCOPE_JOIN="1",
     )
-    assert family.spans() == {("second", "x"): 2, ("second", "y"): 2}
+    assert process_tree.spans() == {("second", "x"): 2, ("second", "y"): 2}
 
 
-def test_a_profiler_before_anything_is_recorded(family: Family) -> None:
+def test_a_profiler_before_anything_is_recorded(process_tree: ProcessTree) -> None:
     """The child, which had joined by itself, leaves and has a session of its own; what it records is in its traces."""
-    family.of(
+    process_tree.of(
         """
     def work():
         with sc.trace(output_dir=sys.argv[1] + "-child") as profiler:
@@ -127,12 +127,12 @@ def test_a_profiler_before_anything_is_recorded(family: Family) -> None:
     """,
         STEPSCOPE_JOIN="1",
     )
-    assert family.spans() == {("process", "parent's"): 5}
+    assert process_tree.spans() == {("process", "parent's"): 5}
 
 
-def test_a_profiler_after_something_was_recorded(family: Family) -> None:
+def test_a_profiler_after_something_was_recorded(process_tree: ProcessTree) -> None:
     """It is inert, as what is recorded is the parent's, says so, and every call returns."""
-    family.of("""
+    process_tree.of("""
     def work():
         sc.join("child")
         spans("before", 5)
@@ -149,13 +149,13 @@ def test_a_profiler_after_something_was_recorded(family: Family) -> None:
         with trace():
             reap(in_child(work))
     """)
-    assert family.spans() == {("child", "before"): 5, ("child", "inside"): 5}
-    assert "is inert: this process has joined the session of another" in family.errors
+    assert process_tree.spans() == {("child", "before"): 5, ("child", "inside"): 5}
+    assert "is inert: this process has joined the session of another" in process_tree.errors
 
 
-def test_every_call_of_an_inert_profiler_returns(family: Family) -> None:
-    """In a forked child whose parent's other threads held every lock that there is."""
-    family.of("""
+def test_every_call_of_an_inert_profiler_returns(process_tree: ProcessTree) -> None:
+    """In a forked child whose parent's other threads had locked every lock that there is."""
+    process_tree.of("""
     def work(profiler, unstarted):
         profiler.step(), profiler.pause(), profiler.resume(), profiler.stop(), profiler.start()
         profiler.add_metadata("key", 1), profiler.add_metadata_json("other", "1")
@@ -188,12 +188,12 @@ def test_every_call_of_an_inert_profiler_returns(family: Family) -> None:
             reap(pid)
         assert os.path.exists(sys.argv[1] + "-child/journal")
     """)
-    assert family.spans() == {("process", "parent's"): 5}
+    assert process_tree.spans() == {("process", "parent's"): 5}
 
 
-def test_a_child_closes_what_it_opened_when_it_exits(family: Family) -> None:
+def test_a_child_closes_what_it_opened_when_it_exits(process_tree: ProcessTree) -> None:
     """A forked child that leaves a profiler open has it closed at its exit; its parent's stays as it is."""
-    family.of("""
+    process_tree.of("""
     if __name__ == "__main__":
         with trace() as profiler:
             pid = os.fork()
@@ -208,12 +208,12 @@ def test_a_child_closes_what_it_opened_when_it_exits(family: Family) -> None:
                 list(reader)
                 assert reader.end is not None and not reader.damage
     """)
-    assert family.spans() == {("process", "parent's"): 3}
+    assert process_tree.spans() == {("process", "parent's"): 3}
 
 
-def test_the_environment_is_as_it_was(family: Family) -> None:
+def test_the_environment_is_as_it_was(process_tree: ProcessTree) -> None:
     """The variable that names the session is there while it is open, and what was there before comes back."""
-    family.of("""
+    process_tree.of("""
     import atexit
     from stepscope.runtime.recording import recorder
     os.environ["STEPSCOPE_SESSION"] = "/of/another"
@@ -227,9 +227,9 @@ def test_the_environment_is_as_it_was(family: Family) -> None:
     """)
 
 
-def test_an_ended_session_is_not_joined(family: Family) -> None:
+def test_an_ended_session_is_not_joined(process_tree: ProcessTree) -> None:
     """A child that is older than the end of its parent's session says so, and records nothing."""
-    family.of("""
+    process_tree.of("""
     import logging
     logging.basicConfig(level=logging.INFO)
     from stepscope.runtime.recording.recorder import close_recorder
@@ -244,7 +244,7 @@ def test_an_ended_session_is_not_joined(family: Family) -> None:
     os.write(pipe[1], b"x")
     reap(pid)
     """)
-    assert "cannot join the session" in family.errors
+    assert "cannot join the session" in process_tree.errors
 
 
 def test_directories_that_are_no_session(tmp_path: Path) -> None:

@@ -15,8 +15,8 @@ from stepscope.exporters.specimens import batch_of, run_in, spans, window_of
 from stepscope.exporters.tensorboard import TensorBoardExporter
 from stepscope.runtime.errors import OutputError
 from tests.support.basics import require
-from tests.support.flights import Profile
-from tests.support.messages import refused, said
+from tests.support.flight_recording import Profile
+from tests.support.messages import check_messages, refused
 
 
 @pytest.fixture
@@ -82,7 +82,7 @@ def test_a_note_that_cannot_be_deleted(tmp_path: Path, caplog: pytest.LogCapture
     (tmp_path / "above").write_text("")
     with caplog.at_level(logging.WARNING, "stepscope"):
         profiler.close()
-    said(caplog.records, "/session")
+    check_messages(caplog.records, "/session")
     assert "not delivered" not in str(profiler.report())
     assert (tmp_path / "moved" / "run" / "session").exists()
     assert sum(len(batch) for batch in memory.batches)

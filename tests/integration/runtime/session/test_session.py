@@ -87,7 +87,7 @@ def test_a_session_that_cannot_be_opened(arguments: tuple[str, int, int, str], m
 
 
 def test_one_session_at_a_time() -> None:
-    """A second session beside the recorder's is refused."""
+    """A second session in addition to the recorder's is refused."""
     recorder(Options())
     with refused(RuntimeError):
         _core.open("/tmp", 64, 1, "drop_newest")

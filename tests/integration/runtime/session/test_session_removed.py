@@ -14,7 +14,7 @@ import pytest
 from stepscope.runtime.events.record import Kind
 from stepscope.runtime.recovery.recover import recover
 from stepscope.runtime.recovery.sweep import sweep
-from tests.support.crashes import names
+from tests.support.killed_programs import names
 from tests.support.launch import run_to_end
 
 START = """
@@ -105,7 +105,7 @@ def test_recording_again_after_a_close_is_safe_from_a_kill(tmp_path: Path) -> No
     recovery = recover(tmp_path / "run2")
     found = names(tmp_path / "run2" / "journal")
     assert found["work 2"] == 1000 and not found["work 1"], recovery
-    # What was open when the first profiler closed goes on in the new files as well.
+    # Spans that were open when the first profiler closed are recorded in the new files as well.
     assert found["helper"] == found["open"] == found["open too"] == 1
 
 

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from stepscope.runtime.recording.recorder_statistics import WorkerAccounts, WorkerStatistics
 from stepscope.runtime.session.directory import remove_session
-from tests.support.families import Family
+from tests.support.process_trees import ProcessTree
 
 
-def test_a_second_profiler(family: Family) -> None:
+def test_a_second_profiler(process_tree: ProcessTree) -> None:
     """It has the processes that took part in its time, with what they did then; the first one's accounts stay."""
-    family.of("""
+    process_tree.of("""
     def work(pipe):
         signal.alarm(90)
         sc.join("long")
@@ -52,12 +52,12 @@ def test_a_second_profiler(family: Family) -> None:
         assert "process   short" not in str(second.report()) and "process   long" in str(second.report())
         assert before == (accounts(first), first.statistics().recorder)
     """)
-    assert family.spans() == {("process", "own"): 7, ("short", "short"): 5, ("long", "a"): 10}
+    assert process_tree.spans() == {("process", "own"): 7, ("short", "short"): 5, ("long", "a"): 10}
 
 
-def test_what_was_cut_for_another_profiler(family: Family) -> None:
+def test_names_cut_for_another_profiler(process_tree: ProcessTree) -> None:
     """Is not in the report of this one."""
-    family.of("""
+    process_tree.of("""
     with trace() as first:
         spans("x" * 2000, 1)
     with sc.trace(output_dir=sys.argv[1] + "-2") as second:
@@ -67,9 +67,9 @@ def test_what_was_cut_for_another_profiler(family: Family) -> None:
     """)
 
 
-def test_threads_that_can_have_no_ring(family: Family, small_disk: Path) -> None:
-    """What they record is dropped and counted, by process, in the window and in the report, beside what others record."""
-    family.of(f"""
+def test_threads_that_can_have_no_ring(process_tree: ProcessTree, small_disk: Path) -> None:
+    """Their events are dropped and counted, by process, in the window and in the report; those of other threads are recorded."""
+    process_tree.of(f"""
     disk = {str(small_disk)!r}
     def fill(pipe):
         pipe.recv()
@@ -100,12 +100,12 @@ def test_threads_that_can_have_no_ring(family: Family, small_disk: Path) -> None
         assert "150 of them by threads without a ring" in str(profiler.report())
         assert not profiler.audit()
     """)
-    assert family.spans() == {("full", "kept"): 5, ("other", "other"): 3}
+    assert process_tree.spans() == {("full", "kept"): 5, ("other", "other"): 3}
 
 
-def test_many_processes_one_after_the_other(family: Family) -> None:
+def test_many_processes_one_after_the_other(process_tree: ProcessTree) -> None:
     """Neither descriptors nor what is known of them grows, and the report stays short; all of them are counted."""
-    family.of("""
+    process_tree.of("""
     if __name__ == "__main__":
         with trace() as profiler:
             def round(count):
@@ -123,12 +123,12 @@ def test_many_processes_one_after_the_other(family: Family) -> None:
         assert len(lines) == 17 and lines[-1].endswith("241 more: 1,520 of 1,520 events"), lines
         assert not profiler.audit()
     """)
-    assert sum(family.spans().values()) == 5 * 320
+    assert sum(process_tree.spans().values()) == 5 * 320
 
 
-def test_the_session_directory_is_removed(family: Family) -> None:
+def test_the_session_directory_is_removed(process_tree: ProcessTree) -> None:
     """As by who cleans up /dev/shm: everybody goes on, and what cannot be had of a worker any more is counted."""
-    family.of("""
+    process_tree.of("""
     import shutil
     def work(pipe):
         sc.join("worker")
@@ -151,12 +151,12 @@ def test_the_session_directory_is_removed(family: Family) -> None:
         assert profiler.statistics().pipeline.windows.dropped["recorder"] == {"overflow": 27}
         assert "session directory removed" in str(profiler.report()) and not profiler.audit()
     """)
-    assert family.spans() == {("process", "own"): 5, ("worker", "before"): 10}
+    assert process_tree.spans() == {("process", "own"): 5, ("worker", "before"): 10}
 
 
-def test_killed_while_it_joins(family: Family) -> None:
-    """Whatever it had made of its directory by then, it is taken as ended, and the others are followed."""
-    family.of(
+def test_killed_while_it_joins(process_tree: ProcessTree) -> None:
+    """A process counts as ended, however complete its directory is, and the others are followed."""
+    process_tree.of(
         """
     import json, pathlib
     if __name__ == "__main__":
@@ -173,12 +173,12 @@ def test_killed_while_it_joins(family: Family) -> None:
         assert found == [(0, "ended"), (0, "ended"), (5, "ended")], found
     """.replace("enumerate((),", "enumerate(((),")
     )
-    assert family.spans() == {("whole", "work"): 5}
+    assert process_tree.spans() == {("whole", "work"): 5}
 
 
-def test_workers_of_a_killed_owner(family: Family) -> None:
+def test_workers_of_a_killed_owner(process_tree: ProcessTree) -> None:
     """They record into the session until it is removed, and nothing from then on; no file of it comes back."""
-    family.of(
+    process_tree.of(
         """
     from stepscope.runtime import _core
     def work():
@@ -205,11 +205,11 @@ def test_workers_of_a_killed_owner(family: Family) -> None:
     """,
         code=-9,
     )
-    assert family.said == [False]
+    assert process_tree.printed == [False]
 
 
 def test_a_removal_that_is_interrupted(tmp_path: Path) -> None:
-    """What is left says still whose session it is, so that a later sweep finds it; what is not ours stays."""
+    """The files that are left still name the session, so that a later sweep finds it; files of others stay."""
     session = tmp_path / "stepscope-1-x"
     session.mkdir(mode=0o700)
     (session / "1-2").mkdir()
@@ -228,7 +228,7 @@ def test_a_removal_that_is_interrupted(tmp_path: Path) -> None:
 
 @st.composite
 def histories(draw: st.DrawFn) -> list[tuple[str, int]]:
-    """What happens to processes, by number: `join`, `record`, `drain`, `drop`, `end`; and a profiler's `open`."""
+    """Actions of processes, by number: `join`, `record`, `drain`, `drop`, `end`; and a profiler's `open`."""
     actions = st.sampled_from(["join", "record", "record", "drain", "drop", "end"])
     history = draw(st.lists(st.tuples(actions, st.integers(0, 5)), max_size=60))
     history.insert(draw(st.integers(0, len(history))), ("open", 0))

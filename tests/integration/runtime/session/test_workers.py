@@ -10,21 +10,21 @@ import pytest
 
 from stepscope.runtime.journal.reader import JournalReader
 from tests.support.basics import ROOT, require
-from tests.support.crashes import names
-from tests.support.families import Family
+from tests.support.killed_programs import names
 from tests.support.launch import run_to_end
+from tests.support.process_trees import ProcessTree
 
 
-def check(family: Family, expected: dict[tuple[str, str], int]) -> None:
+def check(process_tree: ProcessTree, expected: dict[tuple[str, str], int]) -> None:
     """Journal and Chrome file have exactly these spans."""
-    assert family.spans() == Counter(expected)
-    assert family.shown() == Counter(expected)
+    assert process_tree.spans() == Counter(expected)
+    assert process_tree.shown() == Counter(expected)
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
-def test_multiprocessing(family: Family, method: str) -> None:
+def test_multiprocessing(process_tree: ProcessTree, method: str) -> None:
     """Workers that call join() appear under multiprocessing's names, those that leave by os._exit included."""
-    family.of(f"""
+    process_tree.of(f"""
     def work(name):
         assert sc.join() and sc.join()
         spans(name)
@@ -41,13 +41,13 @@ def test_multiprocessing(family: Family, method: str) -> None:
             (f"child {{n}}", 100, 100, 0, 0) for n in range(3)}}
         assert "child 2" in str(profiler.report())
     """)
-    check(family, {("process", "own"): 10, **{(f"child {n}", f"work {n}"): 100 for n in range(3)}})
+    check(process_tree, {("process", "own"): 10, **{(f"child {n}", f"work {n}"): 100 for n in range(3)}})
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
-def test_processes_join_by_themselves(family: Family, method: str) -> None:
+def test_processes_join_by_themselves(process_tree: ProcessTree, method: str) -> None:
     """With STEPSCOPE_JOIN=1 nothing has to be called, also where the fork server runs since before the session."""
-    family.of(
+    process_tree.of(
         f"""
     def work(name):
         spans(name)
@@ -63,12 +63,12 @@ def test_processes_join_by_themselves(family: Family, method: str) -> None:
     """,
         STEPSCOPE_JOIN="1",
     )
-    check(family, {(f"child {n}", "work"): 100 for n in range(2)})
+    check(process_tree, {(f"child {n}", "work"): 100 for n in range(2)})
 
 
-def test_programs_and_grandchildren(family: Family) -> None:
+def test_programs_and_grandchildren(process_tree: ProcessTree) -> None:
     """A program that is started, its forked child and that one's child belong to the same session."""
-    family.of(
+    process_tree.of(
         """
     def grandchild():
         sc.join("grandchild")
@@ -94,14 +94,14 @@ def test_programs_and_grandchildren(family: Family) -> None:
         STEPSCOPE_JOIN="1",
     )
     expected = {("program", "program"): 5, ("child", "between"): 5, ("grandchild", "below"): 5, ("-c", "bare"): 1}
-    check(family, expected)
+    check(process_tree, expected)
 
 
 @pytest.mark.parametrize(("method", "persistent"), [("fork", False), ("spawn", True)])
-def test_data_loader(family: Family, method: str, persistent: bool) -> None:
+def test_data_loader(process_tree: ProcessTree, method: str, persistent: bool) -> None:
     """The workers of torch's DataLoader appear by their numbers, over several epochs."""
     require("torch")
-    family.of(
+    process_tree.of(
         f"""
     import torch
     class Data(torch.utils.data.Dataset):
@@ -122,16 +122,16 @@ def test_data_loader(family: Family, method: str, persistent: bool) -> None:
         STEPSCOPE_JOIN="1",
         STEPSCOPE_SIGNALS="loader",
     )
-    loads = {key: count for key, count in family.spans().items() if key[1] == "load"}
+    loads = {key: count for key, count in process_tree.spans().items() if key[1] == "load"}
     assert loads == {(f"DataLoader worker {n}", "load"): 12 for n in range(4)}
-    assert {key: count for key, count in family.shown().items() if key[1] == "load"} == loads
-    starts = [count for (_, name), count in family.spans().items() if name == "start workers"]
+    assert {key: count for key, count in process_tree.shown().items() if key[1] == "load"} == loads
+    starts = [count for (_, name), count in process_tree.spans().items() if name == "start workers"]
     assert starts == [1 if persistent else 2]
 
 
-def test_a_killed_worker_leaves_what_it_began_last(family: Family) -> None:
+def test_a_killed_worker_leaves_what_it_began_last(process_tree: ProcessTree) -> None:
     """Also a span that began after the process had been seen to run for the last time."""
-    family.of("""
+    process_tree.of("""
     if __name__ == "__main__":
         with trace() as profiler:
             here, there = os.pipe()
@@ -152,13 +152,13 @@ def test_a_killed_worker_leaves_what_it_began_last(family: Family) -> None:
                 time.sleep(0.01)
         assert not profiler.audit(), profiler.audit()
     """)
-    assert family.spans() == {("worker", "done"): 10}
-    assert family.spans(still_open=True) == {("worker", "outer"): 1, ("worker", "inner"): 1}
+    assert process_tree.spans() == {("worker", "done"): 10}
+    assert process_tree.spans(still_open=True) == {("worker", "outer"): 1, ("worker", "inner"): 1}
 
 
-def test_a_worker_records_while_its_parent_does(family: Family) -> None:
+def test_a_worker_records_while_its_parent_does(process_tree: ProcessTree) -> None:
     """Schedule, pause and end of the parent hold for the worker, and a span that is open at a window's end is cut."""
-    family.of("""
+    process_tree.of("""
     def say(pipe, word):
         pipe.send(word)
         pipe.recv()
@@ -189,13 +189,13 @@ def test_a_worker_records_while_its_parent_does(family: Family) -> None:
             here.send("")
             child.join()
     """)
-    assert family.spans() == {("worker", "recorded"): 10}
-    assert family.spans(still_open=True) == {("worker", "around"): 1}
+    assert process_tree.spans() == {("worker", "recorded"): 10}
+    assert process_tree.spans(still_open=True) == {("worker", "around"): 1}
 
 
-def test_accounts_of_a_worker_that_records_too_much(family: Family) -> None:
-    """What its rings cannot hold is counted: produced = drained + dropped."""
-    family.of("""
+def test_accounts_of_a_worker_that_records_too_much(process_tree: ProcessTree) -> None:
+    """Events that do not fit its rings are counted: produced = drained + dropped."""
+    process_tree.of("""
     if __name__ == "__main__":
         options = sc.Options(worker_ring_bytes=1 << 16, ring_slots=256)
         with trace(options=options) as profiler:
@@ -207,14 +207,14 @@ def test_accounts_of_a_worker_that_records_too_much(family: Family) -> None:
         dropped = profiler.statistics().pipeline.windows.dropped["recorder"]["overflow"]
         assert dropped == worker.dropped
     """)
-    ((drained, dropped),) = family.said
+    ((drained, dropped),) = process_tree.printed
     assert dropped > 0
-    assert family.spans() == {("worker", "many"): drained}
+    assert process_tree.spans() == {("worker", "many"): drained}
 
 
-def test_nothing_piles_up_while_nothing_is_recorded(family: Family) -> None:
-    """What processes that joined left is removed, however long no window comes."""
-    family.of("""
+def test_nothing_piles_up_while_nothing_is_recorded(process_tree: ProcessTree) -> None:
+    """Files of processes that joined and ended are removed, however long no window comes."""
+    process_tree.of("""
     def work(number):
         assert sc.join()
     if __name__ == "__main__":
@@ -367,9 +367,9 @@ def test_each_shortage_has_its_own_time(tmp_path: Path) -> None:
     assert found["second"] == 1 and "first" not in found
 
 
-def test_a_full_disk(family: Family, small_disk: Path) -> None:
+def test_a_full_disk(process_tree: ProcessTree, small_disk: Path) -> None:
     """Where there is no memory for rings nothing crashes, and what a ring could not take is counted."""
-    family.of(f"""
+    process_tree.of(f"""
     if __name__ == "__main__":
         with trace(options=sc.Options(session_dir={str(small_disk)!r})) as profiler:
             def work():
@@ -388,6 +388,6 @@ def test_a_full_disk(family: Family, small_disk: Path) -> None:
         assert worker.produced == 20_010 == worker.drained + worker.dropped, worker
         print([worker.drained, worker.dropped, worker.broken])
     """)
-    ((drained, dropped, broken),) = family.said
+    ((drained, dropped, broken),) = process_tree.printed
     assert dropped > 0 == broken
-    assert sum(family.spans().values()) == drained >= 10
+    assert sum(process_tree.spans().values()) == drained >= 10

@@ -31,8 +31,8 @@ from stepscope.runtime.lifecycle.join import leave
 from stepscope.runtime.threads import locks
 from stepscope.runtime.threads.background_call import BackgroundCall
 from stepscope.runtime.threads.user_code import replace
-from tests.support.crashes import names
 from tests.support.interrupting import interrupting
+from tests.support.killed_programs import names
 
 # A test that hangs does so in a lock: no handler of a signal ends it.
 pytestmark = pytest.mark.timeout(300, method="thread")
@@ -170,7 +170,7 @@ def test_a_stop_while_another_profiler_runs(tmp_path: Path) -> None:
 
 
 class Alarm(Exception):
-    """What a program's handler raises to end what takes too long: no more than an `Exception`."""
+    """An exception that a program's handler raises to end slow work: no more than an `Exception`."""
 
 
 class Slow(asyncio.Task[None]):
@@ -179,7 +179,7 @@ class Slow(asyncio.Task[None]):
 
 @pytest.mark.parametrize("kind", [asyncio.Task, Slow])
 def test_the_first_span_of_a_task(kind: type[asyncio.Task[None]], output_dir: Path) -> None:
-    """What a handler raises while it is found out which task records comes out of the span: the program waits for it."""
+    """An exception of a handler during the search for the task comes out of the span: the program waits for it."""
 
     def ring() -> None:
         raise Alarm
@@ -221,7 +221,7 @@ def test_an_inbox() -> None:
 
 
 def test_a_replaced_function() -> None:
-    """Whatever point it is, the function can be restored, and nothing is left to undo where it was not replaced."""
+    """At any point the function can be restored, and nothing is left to undo where it was not replaced."""
 
     class Owner:
         def name(self) -> None:
@@ -255,7 +255,7 @@ def test_work() -> None:
 
 
 def test_callbacks() -> None:
-    """What was put is called, once and in order, whatever is interrupted; and the wait for it ends."""
+    """Each callback is called once and in order, whichever call is interrupted, and the wait for it ends."""
     with interrupting() as interrupt:
         for point in interrupt.everywhere(least=20):
             made: list[int] = []
@@ -352,7 +352,7 @@ def test_a_handler_makes_the_call_of_a_profiler_that_it_interrupts(name: str, tm
 
 @pytest.mark.parametrize("name", CALLS)
 def test_a_handler_makes_any_call_of_a_profiler(name: str, tmp_path: Path) -> None:
-    """Whatever it interrupts, nobody waits for oneself, and the profiler closes as ever."""
+    """No call waits for itself, whichever it interrupts, and the profiler closes as ever."""
     chance = random.Random(name)
 
     def call(made: str, profiler: sc.Profiler) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from stepscope.runtime.threads import locks
-from tests.support.terminations import WORK, ends
+from tests.support.terminated_programs import WORK, ends
 
 PROGRAM = (
     """

@@ -136,7 +136,7 @@ def test_calls_in_parts(name: str, where: str, output_dir: Path) -> None:
 
 
 def test_step_does_not_wait_for_the_stop_of_another_thread(output_dir: Path) -> None:
-    """stop() waits for a hanging exporter; the thread that steps meanwhile is not held."""
+    """stop() waits for a hanging exporter; the thread that steps meanwhile is not blocked."""
     exporter = sc.exporters.MemoryExporter(hang_in="export")
     profiler = sc.trace(exporters=[exporter], output_dir=output_dir, options=sc.Options(close_timeout=1.0))
     profiler.start()

@@ -49,7 +49,7 @@ def test_a_handler_records_while_recording() -> None:
     check_self_times(log.spans)
 
 
-def test_what_a_handler_raises_is_not_lost() -> None:
+def test_a_handlers_exception_is_not_lost() -> None:
     """A timeout or an interrupt that arrives inside of recording reaches the program, once each."""
 
     class Timeout(BaseException):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.terminations import DEAF, HOLDER, WORK, delivered, ends, run
+from tests.support.terminated_programs import DEAF, HOLDER, WORK, delivered, ends, run
 
 RESTORED = {
     "saved and restored": "signal.signal(signal.SIGTERM, signal.signal(signal.SIGTERM, lambda *_: None))",
@@ -41,16 +41,16 @@ def busy():
         print("held", flush=True)
     time.sleep(60)
 """
-"""Is terminated with a lock held that closing may need; then it sleeps."""
+"""Is terminated while it has a lock that closing may need; then it sleeps."""
 
 
-def test_a_handler_that_was_put_back_just_now_finds_a_lock_held(tmp_path: Path) -> None:
+def test_a_handler_that_was_put_back_just_now_finds_a_lock_locked(tmp_path: Path) -> None:
     """It is called again when that is free."""
     ends(BUSY + WORK + RESTORED["saved and restored"] + "\nbusy()", tmp_path, printed="held\n")
 
 
-@pytest.mark.parametrize(("call", "said"), [("term(), time.sleep(60)", "mine\n"), ("busy()", "mine\nheld\n")])
-def test_a_handler_that_calls_the_one_before_it(call: str, said: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("call", "text"), [("term(), time.sleep(60)", "mine\n"), ("busy()", "mine\nheld\n")])
+def test_a_handler_that_calls_the_one_before_it(call: str, text: str, tmp_path: Path) -> None:
     """It is called once, also where ours has to be put off; then everything is delivered."""
     script = """
 def chained(number, frame):
@@ -58,7 +58,7 @@ def chained(number, frame):
     before(number, frame)
 before = signal.signal(signal.SIGTERM, chained)
 """
-    ends(BUSY + WORK + script + call, tmp_path, printed=said)
+    ends(BUSY + WORK + script + call, tmp_path, printed=text)
 
 
 @pytest.mark.parametrize("where", ["profiler.start()", "run(profiler.start)"], ids=["main", "thread"])
@@ -73,8 +73,8 @@ def run(call):
     # Of this thread only: CPython's reading of the frames of threads that run meanwhile may crash the process.
     register = "faulthandler.register(signal.SIGTERM, all_threads=False, chain=True, file=sys.stdout)\n"
     work = WORK.replace("profiler.start()", where) + register
-    said = run(script + HOLDER + work + DEAF + "deaf(ctypes.CDLL)", tmp_path, code=-signal.SIGTERM)
-    assert 1 <= said.count("most recent call first") <= 10
+    output = run(script + HOLDER + work + DEAF + "deaf(ctypes.CDLL)", tmp_path, code=-signal.SIGTERM)
+    assert 1 <= output.count("most recent call first") <= 10
     assert delivered(tmp_path)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.terminations import DEAF, HOLDER, WORK, delivered, ends
+from tests.support.terminated_programs import DEAF, HOLDER, WORK, delivered, ends
 
 ELSEWHERE = (
     """
@@ -35,7 +35,7 @@ threading.Thread(target=last).start()
     ],
     ids=["reads", "sleeps", "has ended"],
 )
-def test_whatever_the_main_thread_does(where: str, tmp_path: Path) -> None:
+def test_any_call_of_the_main_thread(where: str, tmp_path: Path) -> None:
     """Everything is delivered, and the process dies of the signal."""
     ends(ELSEWHERE + HOLDER + "run(work)\n" + where, tmp_path, number=signal.SIGTERM)
 
@@ -46,7 +46,7 @@ def test_the_main_thread_is_in_native_code(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("order", ["{0}; run(work)", "run(work); {0}"], ids=["before", "after"])
-def test_what_the_program_does_with_it_counts(order: str, tmp_path: Path) -> None:
+def test_the_programs_own_handling_goes_first(order: str, tmp_path: Path) -> None:
     """It ignores the signal, or handles it, before a profiler starts or later: that stays so."""
     sets = "signal.signal(signal.SIGTERM, signal.SIG_IGN)"
     script = f"""
@@ -68,7 +68,7 @@ profiler.close()
     ends(ELSEWHERE + HOLDER + script, tmp_path, code=0)
 
 
-def test_it_is_given_back_with_the_last_profiler(tmp_path: Path) -> None:
+def test_it_is_restored_with_the_last_profiler(tmp_path: Path) -> None:
     """Wherever each is opened and closed, and at once on several threads."""
     ends(
         ELSEWHERE
@@ -98,7 +98,7 @@ time.sleep(60)
     )
 
 
-def test_a_profiler_of_the_main_thread_beside_it(tmp_path: Path) -> None:
+def test_a_profiler_of_the_main_thread_as_well(tmp_path: Path) -> None:
     """It comes later and goes first: both are delivered."""
     (tmp_path / "second").mkdir()
     script = """

@@ -11,8 +11,8 @@ import pytest
 
 from stepscope.runtime.recovery.recover import recover
 from tests.support.basics import missing
-from tests.support.crashes import names
-from tests.support.terminations import BOUND, DEAF, HOLDER, START, WORK, delivered, ends, run
+from tests.support.killed_programs import names
+from tests.support.terminated_programs import BOUND, DEAF, HOLDER, START, WORK, delivered, ends, run
 
 
 def test_sigterm_that_does_not_wake_the_main_thread(tmp_path: Path) -> None:
@@ -49,7 +49,7 @@ def test_sigterm_while_native_code_lets_nobody_run_python(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("ending", ["term(); time.sleep(600)", DEAF + "deaf(ctypes.CDLL)"])
 @pytest.mark.parametrize("signal_name", ["SIGTERM", "SIGHUP"])
-def test_what_was_delivered_takes_no_memory_any_more(ending: str, signal_name: str, tmp_path: Path) -> None:
+def test_delivered_events_take_no_memory_any_more(ending: str, signal_name: str, tmp_path: Path) -> None:
     """The rings go with the process, whichever thread closes: nothing of the interpreter's exit is called."""
     number = signal.Signals[signal_name]
     ending = ending.replace("signal.SIGTERM", f"signal.{signal_name}").replace("kill $", f"kill -{number} $")

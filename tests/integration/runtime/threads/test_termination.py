@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 from tests.support.launch import launched
-from tests.support.terminations import BOUND, START, WORK, delivered, ends, run
+from tests.support.terminated_programs import BOUND, START, WORK, delivered, ends, run
 
 
 @pytest.mark.parametrize("asked", [signal.SIGTERM, signal.SIGHUP])
 def test_sigterm_delivers_and_kills(asked: signal.Signals, tmp_path: Path) -> None:
     """The parent sees a process that died of the signal, and the files are complete; nothing of Python's exit runs."""
     ends(
-        "signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whoever started the tests may ignore it\n"
+        "signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the process that started the tests may ignore it\n"
         + WORK
         + "import atexit; atexit.register(print, 'atexit'); print('ready', flush=True)\nfor _ in range(600): time.sleep(0.1)",
         tmp_path,
@@ -159,7 +159,7 @@ with profiler:
     )
 
 
-def test_the_disposition_is_given_back(tmp_path: Path) -> None:
+def test_the_disposition_is_restored(tmp_path: Path) -> None:
     """Without an open profiler SIGTERM is as it was; a handler that the program restored late does what it should."""
     run(
         """
@@ -187,7 +187,7 @@ term()
 
 
 def test_a_forked_child_dies_at_once(tmp_path: Path) -> None:
-    """Who terminates a worker does not wait for its parent's trace, and the parent's trace goes on."""
+    """A process that terminates a worker does not wait for the parent's trace, and the parent's trace goes on."""
     ends(
         WORK
         + """

@@ -23,9 +23,9 @@ from tests.stress.torture import servers
 from tests.stress.torture.diary import LANES, Diary, lane_name
 from tests.stress.torture.fault import Fault, Outcome
 from tests.stress.torture.faults.killed import bare_ns, started
-from tests.stress.torture.found import Found, settle
+from tests.stress.torture.journal_check import Found, check_accounts
 from tests.stress.torture.plan import Ending, Plan, draw
-from tests.stress.torture.planned import ProgramReport
+from tests.stress.torture.planned_victim import ProgramReport
 from tests.stress.torture.processes import command
 from tests.support import pftrace
 from tests.support.basics import ROOT, Deferred
@@ -45,7 +45,7 @@ KEPT = ROOT / "build" / "chance"
 
 def trial(place: Path, number: int) -> Outcome:
     """A plan is drawn from the number of the trial: parts delay and misbehave, processes are forked and die, and the program ends
-    or is killed, most often while it closes. What a failed trial has left is kept below `build/chance`."""
+    or is killed, most often while it closes. Files of a failed trial stay below `build/chance`."""
     plan = draw(number)
     try:
         outcome = _tried(plan, place)
@@ -61,7 +61,7 @@ def trial(place: Path, number: int) -> Outcome:
 
 def _tried(plan: Plan, place: Path) -> Outcome:
     server, began_at = getattr(servers, plan.server), time.time()
-    with server() as port, started(place, plan.number, str(port), program="planned") as process:
+    with server() as port, started(place, plan.number, str(port), program="planned_victim") as process:
         try:
             ended, began, took = _struck(process, plan.ending, place)
         except subprocess.TimeoutExpired:
@@ -101,15 +101,15 @@ def _struck(process: subprocess.Popen[bytes], ending: Ending, place: Path) -> tu
 
 
 def _ended(plan: Plan, ended: int, took: int, place: Path) -> list[str]:
-    """What is wrong with the status and the time of the end."""
+    """Faults of the status and the time of the end."""
     own = {"close": [0], "exit": [0], "raise": [1], "": []}[plan.ending.own]
     expected = own + [-number for _, number in plan.ending.signals]
     if -signal.SIGINT in expected and any(output.file.endswith(".parquet") for output in plan.outputs):
         expected.append(1)  # of the import of pandas that was under way, see `ParquetExporter._begin`
-    said = (place / "stderr").read_text(errors="replace")[-500:]
-    problems = [] if ended in expected else [f"it ended with {ended}, not {expected}: {said}"]
-    if (place / "said").exists():
-        closed = msgspec.json.decode((place / "said").read_bytes(), type=ProgramReport)
+    errors = (place / "stderr").read_text(errors="replace")[-500:]
+    problems = [] if ended in expected else [f"it ended with {ended}, not {expected}: {errors}"]
+    if (place / "report").exists():
+        closed = msgspec.json.decode((place / "report").read_bytes(), type=ProgramReport)
         problems += closed.problems
         took = closed.closing_ns
     most = int((plan.close_timeout + SLACK + plan.on_training_thread) * 1e9)
@@ -153,21 +153,21 @@ def _left(plan: Plan, place: Path, began: int) -> Outcome:
         elif "unfinished" not in path.name:
             outcome += _accounts(plan, place, path, True)
     if not result.gap:
-        said: list[str] = []
-        _, complete = rewrite_traces(result, run, set(), said.append)
+        messages: list[str] = []
+        _, complete = rewrite_traces(result, run, set(), messages.append)
         # Recovery makes one window of those whose ends no journal has yet, and has no events that rings had no room for, nor the last
         # that a backend has delivered.
         if complete:
             problems += _files(plan, place, Found(result.journal), result)
         elif plan.schedule is None and plan.roomy and not plan.delivers:
-            problems.append(f"a trace is not written anew: {'; '.join(said)}")
+            problems.append(f"a trace is not written anew: {'; '.join(messages)}")
     return outcome + Outcome(tried=0, problems=tuple(problems))
 
 
 def _accounts(plan: Plan, place: Path, journal: Path, closed: bool, *, recovered: int = 0) -> Outcome:
     """Compares a journal with the diary; `recovered` if it was, with the time at which the end began."""
     if plan.exact:
-        return settle(place, journal, closed=closed, recovered=closed and bool(recovered), bare=True)
+        return check_accounts(place, journal, closed=closed, recovered=closed and bool(recovered), bare=True)
     return within(plan, place, journal, recovered)
 
 
@@ -200,14 +200,14 @@ def within(plan: Plan, place: Path, journal: Path, recovered: int) -> Outcome:
         problems.append(f"what was recovered ends {(last - found.end_ns) / 1e6:.1f} ms before the last span")
     dropped = min(produced - exported, max(found.gaps, found.counted))
     return Outcome(
-        produced=produced, exported=exported, dropped=dropped, held_ns=diary.held_ns, problems=tuple(problems)
+        produced=produced, exported=exported, dropped=dropped, blocked_ns=diary.blocked_ns, problems=tuple(problems)
     )
 
 
 def _files(plan: Plan, place: Path, found: Found | None, recovery: Recovery | None = None) -> list[str]:
-    """What is wrong with the traces: each is to be complete and readable, and to have what the journal has."""
-    said = place / "said"
-    whole = msgspec.json.decode(said.read_bytes(), type=ProgramReport).whole if said.exists() else ()
+    """Faults of the traces: each is to be complete and readable, and to have all events of the journal."""
+    report = place / "report"
+    whole = msgspec.json.decode(report.read_bytes(), type=ProgramReport).whole if report.exists() else ()
     problems: list[str] = []
     for output in plan.outputs:
         paths = sorted((place / "run").glob(output.file.replace("{window}", "*")))
@@ -219,7 +219,7 @@ def _files(plan: Plan, place: Path, found: Found | None, recovery: Recovery | No
         for path in paths if recovery is None or again else ():
             try:
                 spans += _spans(path)
-            except Exception as error:  # whatever a reader says
+            except Exception as error:  # any exception of a reader
                 problems.append(f"{path.name} cannot be read: {error!r}")
         # A span that crosses a border is in both windows, of which recovery may make one.
         alike = again and plan.schedule is None and plan.queue_bytes >= ROOMY

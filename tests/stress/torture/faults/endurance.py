@@ -19,7 +19,7 @@ from stepscope.runtime.events.record import EventBatch, Kind
 from stepscope.runtime.journal.reader import JournalReader
 from tests.stress.torture import strain
 from tests.stress.torture.fault import Fault, Outcome
-from tests.stress.torture.strain import Said
+from tests.stress.torture.strain import RunReport
 from tests.support.basics import ROOT
 from tests.support.disks import small_disk
 from tests.support.launch import run_to_end
@@ -58,21 +58,21 @@ def rows(path: Path) -> list[dict[str, Any]]:
     return [row for row in found if row.get("name") == strain.NAME]
 
 
-def run(what: str, place: Path, problems: list[str]) -> Said | None:
+def run(what: str, place: Path, problems: list[str]) -> RunReport | None:
     """Runs the program; what it ends with other than well is a problem."""
     command = [sys.executable, "-W", "error", "-m", "tests.stress.torture.strain", what, str(place)]
     done = run_to_end(command, cwd=ROOT)
     if done.returncode or not done.stdout:
         problems.append(f"the program ended with {done.returncode}: {done.stderr[-400:]}")
         return None
-    said = msgspec.json.decode(done.stdout, type=Said)
-    problems += [f"a thread is left: {name}" for name in said.threads]
-    problems += [f"left open: {name}" for name in said.descriptors]
-    if said.in_flight:
-        problems.append(f"{said.in_flight} events are neither exported nor dropped after closing")
-    if said.closing_ns > DEADLINE * 1e9:
-        problems.append(f"closing took {said.closing_ns / 1e9:.2f} s")
-    return said
+    report = msgspec.json.decode(done.stdout, type=RunReport)
+    problems += [f"a thread is left: {name}" for name in report.threads]
+    problems += [f"left open: {name}" for name in report.descriptors]
+    if report.in_flight:
+        problems.append(f"{report.in_flight} events are neither exported nor dropped after closing")
+    if report.closing_ns > DEADLINE * 1e9:
+        problems.append(f"closing took {report.closing_ns / 1e9:.2f} s")
+    return report
 
 
 def trial(
@@ -81,28 +81,28 @@ def trial(
     """Trains where something is short, and counts what the journal and the Chrome trace hold."""
     problems: list[str] = []
     with around(place):
-        said = run(what, place, problems)
-    if said is None:
+        report = run(what, place, problems)
+    if report is None:
         return Outcome(problems=tuple(problems))
     spans = rows(place / "trace.json")
     if any(row["ts"] < 0 or row["dur"] < 0 for row in spans):
         problems.append("a span begins before the trace, or ends before it begins")
     journal = in_journal(place / "run" / "journal")
     if what != "disk":
-        problems += [f"{output}: {error}" for output, error in said.errors.items()]
-    if said.dropped["journal"]:
-        problems.append(f"the journal, whose disk is not slow, dropped {said.dropped['journal']} events")
-    (chrome,) = (count for name, count in said.dropped.items() if "chrome" in name)
-    # Accounts are of events of any kind. What is missing of the other kinds is known: marks from the number of steps, with
+        problems += [f"{output}: {error}" for output, error in report.errors.items()]
+    if report.dropped["journal"]:
+        problems.append(f"the journal, whose disk is not slow, dropped {report.dropped['journal']} events")
+    (chrome,) = (count for name, count in report.dropped.items() if "chrome" in name)
+    # Accounts are of events of any kind. Missing events of the other kinds are known: marks from the number of steps, with
     # one where the loop began, and of what the journal has, what the Chrome trace has not.
-    overflow = said.overflow - (said.steps + 1 - journal.marks)
-    dropped = said.dropped["journal"] + chrome - (journal.others - said.others)
+    overflow = report.overflow - (report.steps + 1 - journal.marks)
+    dropped = report.dropped["journal"] + chrome - (journal.others - report.others)
     return Outcome(
-        produced=OUTPUTS * said.spans,
+        produced=OUTPUTS * report.spans,
         exported=journal.spans + len(spans),
         dropped=OUTPUTS * overflow + dropped,
-        held_ns=said.held_ns,
-        shutdown_ns=said.closing_ns,
+        blocked_ns=report.blocked_ns,
+        shutdown_ns=report.closing_ns,
         problems=tuple(problems),
     )
 
@@ -140,9 +140,9 @@ FAULTS = (
     _fault("no descriptor is left", "descriptors", "Every descriptor is taken in the middle of the run."),
     _fault("little memory is left", "memory", "The process may grow by 64 MiB more, from the middle of the run on."),
     _fault("/dev/shm is full", "shm", "The file system of the rings fills up in the middle of the run.", small_shm),
-    _fault("the wall clock is set back", "clock", "By an hour, in the middle of the run, as Python tells the time."),
+    _fault("the wall clock is set back", "clock", "By an hour, in the middle of the run, as Python reads the time."),
     _fault("8 busy processes", "busy", "Eight processes that never rest compete for the cores.", busy),
-    _fault("tasks come and go", "tasks", "Hundreds of tasks record beside the loop."),
+    _fault("tasks come and go", "tasks", "Hundreds of tasks record next to the loop."),
     _fault(
         "slow disk", "disk", "The disk of the Chrome trace takes 256 KiB a second; that of the journal does not care."
     ),

@@ -1,4 +1,4 @@
-"""Exporters that misbehave beside good ones: the good ones get everything, and nothing waits longer than promised."""
+"""Exporters that misbehave next to good ones: the good ones get everything, and nothing waits longer than promised."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from stepscope.exporters.base import EventBatch
 from stepscope.runtime.events import strings
 from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.options import Options
-from tests.stress.torture import neighbour, servers
+from tests.stress.torture import faulty_exporter_loop, servers
 from tests.stress.torture.fault import Fault, Outcome
 from tests.support.basics import ROOT
 from tests.support.disks import small_disk
@@ -26,7 +26,7 @@ SLACK = 0.5
 DEFAULT = Options().close_timeout
 """Seconds of the deadline for closing, unless it is set."""
 LONGEST = 20
-"""Entries of a traceback that is kept; one that grows with each batch has twice as many at the least."""
+"""Entries of a traceback that is stored; one that grows with each batch has twice as many at the least."""
 DISK = 128 << 10
 """Bytes of a disk that fills up."""
 
@@ -38,9 +38,9 @@ def trial(
     place: Path,
     _: int,
     *,
-    seconds: float = neighbour.TIMEOUT,
+    seconds: float = faulty_exporter_loop.TIMEOUT,
 ) -> Outcome:
-    """Trains beside an exporter that misbehaves, in one method or all, and reads what the others have written.
+    """Trains with an exporter that misbehaves, in one method or all, and reads what the others have written.
 
     Args:
         seconds: deadline for closing.
@@ -49,7 +49,7 @@ def trial(
         command = [
             sys.executable,
             "-m",
-            "tests.stress.torture.neighbour",
+            "tests.stress.torture.faulty_exporter_loop",
             how,
             method,
             str(place),
@@ -61,36 +61,36 @@ def trial(
     ended = time.monotonic_ns()
     if done.returncode or not done.stdout:
         return Outcome(problems=(f"the program ended with {done.returncode}: {done.stderr[-500:]}",))
-    said: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    leaving = ended - said["ending"]
+    report: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    leaving = ended - report["ending"]
     problems: list[str] = []
-    if max(leaving, said["closing"]) > (seconds + SLACK) * 1e9:
-        problems.append(f"closing took {said['closing'] / 1e9:.2f} s and the exit {leaving / 1e9:.2f} s")
-    spans = neighbour.STEPS * neighbour.SPANS
+    if max(leaving, report["closing"]) > (seconds + SLACK) * 1e9:
+        problems.append(f"closing took {report['closing'] / 1e9:.2f} s and the exit {leaving / 1e9:.2f} s")
+    spans = faulty_exporter_loop.STEPS * faulty_exporter_loop.SPANS
     problems += [
-        f"{output} has {said[output]} of {spans} spans"
+        f"{output} has {report[output]} of {spans} spans"
         for output in ("journal", "chrome", "memory")
-        if said[output] != spans
+        if report[output] != spans
     ]
-    problems += [f"{name} still has {row[3]} events in flight" for name, row in said["ledger"].items() if row[3]]
+    problems += [f"{name} still has {row[3]} events in flight" for name, row in report["ledger"].items() if row[3]]
     problems += written
-    if said["longest"] > LONGEST:
-        problems.append(f"a traceback of {said['longest']} entries is kept")
+    if report["longest"] > LONGEST:
+        problems.append(f"a traceback of {report['longest']} entries is stored")
     if how != "slow":
-        problems += [f"nothing was said of what {name} did" for name, told in said["told"].items() if not told]
-    rows = said["ledger"].values()
+        problems += [f"no error names {name}" for name, named in report["named"].items() if not named]
+    rows = report["ledger"].values()
     return Outcome(
         produced=sum(row[0] for row in rows),
         exported=sum(row[1] for row in rows),
         dropped=sum(sum(row[2].values()) for row in rows),
-        held_ns=said["held"],
-        shutdown_ns=max(leaving, said["closing"]),
+        blocked_ns=report["blocked"],
+        shutdown_ns=max(leaving, report["closing"]),
         problems=tuple(problems),
     )
 
 
 def cut_short(trace: Path) -> list[str]:
-    """What is wrong with a trace whose disk was too small: as viewers read it, up to where it was cut, it must have events."""
+    """Faults of a trace whose disk was too small: as viewers read it, up to where it was cut, it must have events."""
     text = trace.read_bytes().rstrip(b"]\n").rstrip(b",\n")
     rows: list[dict[str, Any]] = json.loads(text + b"]")
     full = trace.stat().st_size > DISK // 2
@@ -102,7 +102,7 @@ def cut_short(trace: Path) -> list[str]:
 BARE = """
 import time
 import stepscope as sc
-from tests.stress.torture import neighbour
+from tests.stress.torture import faulty_exporter_loop
 print(time.monotonic_ns(), flush=True)
 """
 
@@ -121,7 +121,7 @@ LEAVING = """
 import time
 import stepscope as sc
 from stepscope.exporters.memory import MemoryExporter
-from tests.stress.torture.neighbour import Threaded
+from tests.stress.torture.faulty_exporter_loop import Threaded
 bad = {bad}
 profiler = sc.trace(exporters=[bad], output_dir={place!r}, options=sc.Options(close_timeout={seconds}, drain_interval=0.05))
 profiler.start()
@@ -134,7 +134,7 @@ print(time.monotonic_ns(), flush=True)
 """
 
 
-def leaving(bad: str, place: Path, _: int, *, seconds: float = neighbour.TIMEOUT) -> Outcome:
+def leaving(bad: str, place: Path, _: int, *, seconds: float = faulty_exporter_loop.TIMEOUT) -> Outcome:
     """The program ends without closing its profiler: the interpreter's exit keeps the deadline, too."""
     program = LEAVING.format(bad=bad, place=str(place / "run"), seconds=seconds)
     done = run_to_end([sys.executable, "-c", program], cwd=ROOT, timeout=60)

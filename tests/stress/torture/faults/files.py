@@ -207,7 +207,7 @@ def damaged_journal(place: Path, seed: int) -> Outcome:
         with JournalReader(path) as reader:
             exported = sum(len(item) for item in reader if isinstance(item, EventBatch))
     except FormatError as error:
-        # Nothing can be told of a file whose first two marks are gone.
+        # Nothing is known of a file whose first two marks are gone.
         beginning = fmt.FILE_HEADER.size + fmt.FRAME_HEADER.size
         problems = () if made[:beginning] != data[:beginning] else (str(error),)
         return Outcome(produced=whole, dropped=whole, problems=problems)
@@ -221,7 +221,7 @@ def vanish(deed: Callable[[Path], object], place: Path, seed: int) -> Outcome:
     """Something happens to the files of a run between two windows, or within one: what was in them counts as dropped, what
     counts as exported is in the files that are there in the end, and nothing of others is touched."""
     run = place / "run"
-    produced = held = 0
+    produced = blocked = 0
     traced = stepscope.trace(
         output_dir=run,
         schedule=stepscope.schedule(wait=0, warmup=0, active=4),
@@ -238,10 +238,10 @@ def vanish(deed: Callable[[Path], object], place: Path, seed: int) -> Outcome:
                 deed(run)
             began = time.monotonic_ns()
             traced.step()
-            held = max(held, time.monotonic_ns() - began)
+            blocked = max(blocked, time.monotonic_ns() - began)
     statistics = traced.statistics().pipeline
     assert statistics is not None
-    problems = [f"{each.name}: nothing was said" for each in statistics.exporters if not each.errors]
+    problems = [f"{each.name}: no error" for each in statistics.exporters if not each.errors]
     problems += [f"{each.name}: {each.ledger}" for each in statistics.exporters[:2] if each.ledger.exported]
     theirs = [path for path in (place / "precious", run / "journal", run / "trace.json") if path.exists()]
     problems += [f"{path} was written" for path in theirs if path.read_text() not in ("other", "precious")]
@@ -250,7 +250,9 @@ def vanish(deed: Callable[[Path], object], place: Path, seed: int) -> Outcome:
     board = statistics.exporters[2].ledger
     if found != 160 or not board.dropped.get("deleted") or board.in_flight:
         problems.append(f"{found} spans of the other windows are there: {board}")
-    return Outcome(produced=produced, exported=found, dropped=produced - found, held_ns=held, problems=tuple(problems))
+    return Outcome(
+        produced=produced, exported=found, dropped=produced - found, blocked_ns=blocked, problems=tuple(problems)
+    )
 
 
 def remove(run: Path) -> None:

@@ -34,7 +34,7 @@ from tests.support.basics import ROOT
 from tests.support.launch import launched
 
 STEPS = 5
-"""What is kept."""
+"""Steps of the flight recorder."""
 _MOST_STEPS = 1 << 16
 
 # A diary in a file that outlives the process: how many events were recorded, and with which one each step began. A step
@@ -165,11 +165,11 @@ def _inline(instants: Any) -> bool:
 def _decoded(batch: EventBatch) -> list[int]:
     rows = batch.events[batch.events["kind"] == int(Kind.INSTANT)]
     found = [_core.decode_arguments(batch.args, int(row["args_at"]), int(row["args_len"])) for row in rows]
-    return [int(given["number"]) for given in found if "number" in given]
+    return [int(arguments["number"]) for arguments in found if "number" in arguments]
 
 
 def _damaged(windows: Path) -> list[str]:
-    """What is wrong with the files of saved windows: each must be readable, and whole if it has its name."""
+    """Faults of the files of saved windows: each must be readable, and whole if it has its name."""
     problems: list[str] = []
     for path in sorted(windows.glob("*")) if windows.is_dir() else ():
         try:
@@ -222,7 +222,7 @@ class _Recording:
 
     def __init__(self, directory: Path, *exporters: Any, options: sc.Options | None = None, **settings: Any) -> None:
         self.memory = sc.exporters.MemoryExporter()
-        self.held = self.shutdown = 0
+        self.blocked = self.shutdown = 0
         self.directory = directory / "run"
         settings = {"steps": STEPS, "cooldown": 0.0, "keep_newest": 3, "keep_slowest": 1, **settings}
         self.profiler = sc.trace(
@@ -236,7 +236,7 @@ class _Recording:
         """Calls one of ours on this, the training, thread."""
         began = clock.now()
         function()
-        self.held = max(self.held, clock.now() - began)
+        self.blocked = max(self.blocked, clock.now() - began)
 
     def close(self) -> None:
         """Closes the profiler."""
@@ -258,7 +258,7 @@ class _Recording:
             produced=sum(count for source, count in known.seen.items() if source != "steps"),
             exported=accepted,
             dropped=dropped,
-            held_ns=self.held,
+            blocked_ns=self.blocked,
             shutdown_ns=self.shutdown,
             problems=tuple(found),
         )
@@ -324,7 +324,7 @@ def _dead_exporters(directory: Path, seed: int) -> Outcome:
     recording.close()
     problems = [] if recording.shutdown < 2.0e9 else [f"closing took {recording.shutdown / 1e9:.1f} s of 1"]
     if not list((recording.directory / WINDOWS).glob("*.journal")):
-        problems.append("nothing was saved beside exporters that had died")
+        problems.append("nothing was saved after two exporters had died")
     return recording.outcome(*problems)
 
 
@@ -348,7 +348,7 @@ def _cancelled() -> None:
 
 
 def _discards(fail: Callable[[], Any], directory: Path, seed: int) -> Outcome:
-    """An exporter fails in `discard_window`, for every window that was saved and is let go; what it was given is written."""
+    """An exporter fails in `discard_window`, for every window that was saved and is let go; its events are written."""
     bad = _Discarding(fail)
     recording = _Recording(directory, bad, triggers=(), options=sc.Options(drain_interval=0.02, close_timeout=1.0))
     recording.profiler.start()
@@ -361,20 +361,20 @@ def _discards(fail: Callable[[], Any], directory: Path, seed: int) -> Outcome:
     recording.close()
     pipeline = recording.profiler.statistics().pipeline
     assert pipeline is not None
-    outlet = next(output for output in pipeline.exporters if output.name == bad.name)
+    statistics = next(output for output in pipeline.exporters if output.name == bad.name)
     hangs = fail is _hang
     problems = [] if recording.shutdown < 1.5e9 else [f"closing took {recording.shutdown / 1e9:.1f} s of 1"]
-    if not bad.asked or (outlet.errors != bad.asked and not hangs) or not outlet.first_error:
-        problems.append(f"asked {bad.asked} times, {outlet.errors} errors are known: {outlet.first_error!r}")
-    if len(bad) != outlet.ledger.exported or (outlet.ledger.dropped and not hangs):
-        problems.append(f"it has {len(bad)} events, its account is {outlet.ledger}")
-    if len(recording.memory) != outlet.ledger.offered:
-        problems.append(f"the exporter beside it has {len(recording.memory)} of {outlet.ledger.offered} events")
+    if not bad.asked or (statistics.errors != bad.asked and not hangs) or not statistics.first_error:
+        problems.append(f"asked {bad.asked} times, {statistics.errors} errors are known: {statistics.first_error!r}")
+    if len(bad) != statistics.ledger.exported or (statistics.ledger.dropped and not hangs):
+        problems.append(f"it has {len(bad)} events, its account is {statistics.ledger}")
+    if len(recording.memory) != statistics.ledger.offered:
+        problems.append(f"the other exporter has {len(recording.memory)} of {statistics.ledger.offered} events")
     return recording.outcome(*problems)
 
 
 def _harmed_files(directory: Path, seed: int) -> Outcome:
-    """The files of what is kept are removed, cut or overwritten under the recorder's hands."""
+    """The files of stored steps are removed, cut or overwritten under the recorder's hands."""
     recording = _Recording(directory, triggers=())
     profiler = recording.profiler
     chance = random.Random(seed)
@@ -409,5 +409,5 @@ FAULTS: tuple[Fault, ...] = (
         Fault(family="flight", name=f"an exporter {what} in discard_window", trial=partial(_discards, fail), trials=2)
         for what, fail in (("raises", _raise), ("raises CancelledError", _cancelled), ("hangs", _hang))
     ),
-    Fault(family="flight", name="what is kept is damaged", trial=_harmed_files, trials=4),
+    Fault(family="flight", name="stored steps are damaged", trial=_harmed_files, trials=4),
 )

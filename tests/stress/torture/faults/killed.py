@@ -20,7 +20,7 @@ from stepscope.runtime.errors import FormatError, StepscopeError
 from stepscope.runtime.recovery.recover import recover
 from tests.stress.torture.cgroup import Group, limited
 from tests.stress.torture.fault import Fault, Outcome
-from tests.stress.torture.found import settle
+from tests.stress.torture.journal_check import check_accounts
 from tests.support.basics import ROOT
 from tests.support.launch import launched
 
@@ -52,7 +52,7 @@ MOST_NS = 5_500_000_000
 def started(
     place: Path, seed: int, ending: str = "wait", group: Group | None = None, *, program: str = "victim"
 ) -> Generator[subprocess.Popen[bytes]]:
-    """The victim, or another program beside it, in a control group if there is one, when it records."""
+    """The victim, or another program with it, in a control group if there is one, when it records."""
     (place / "session").mkdir()
     command = [sys.executable, "-m", f"tests.stress.torture.{program}", str(place), str(seed), ending]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -69,14 +69,14 @@ def started(
 
 
 def bare_ns() -> int:
-    """What the machine takes at this moment to start and end an interpreter, which is no part of closing."""
+    """The time that the machine takes at this moment to start and end an interpreter, which is no part of closing."""
     began = time.monotonic_ns()
     subprocess.run([sys.executable, "-c", ""], check=True)
     return time.monotonic_ns() - began
 
 
 def traces(place: Path) -> list[str]:
-    """What is wrong with the Chrome and TensorBoard files, which are to be complete."""
+    """Faults of the Chrome and TensorBoard files, which are to be complete."""
     problems: list[str] = []
     for path in [*place.glob("run/*.json*"), *place.glob("run/tb/*.json*")]:
         try:
@@ -90,14 +90,14 @@ def traces(place: Path) -> list[str]:
 
 
 def recovered(place: Path, *, closed: bool = False) -> Outcome:
-    """Recovers what the victim left, and settles accounts; `closed` if it may have ended its last window."""
+    """Recovers the victim's files, and checks accounts; `closed` if it may have ended its last window."""
     began = time.monotonic_ns()
     result = recover(place / "run")
     took = time.monotonic_ns() - began
-    said: list[str] = []
-    _, complete = rewrite_traces(result, place / "run", set(), said.append)
-    problems = [*([] if complete else said), *traces(place)]
-    return settle(place, result.journal, closed=closed, recovered=closed) + Outcome(
+    messages: list[str] = []
+    _, complete = rewrite_traces(result, place / "run", set(), messages.append)
+    problems = [*([] if complete else messages), *traces(place)]
+    return check_accounts(place, result.journal, closed=closed, recovered=closed) + Outcome(
         tried=0, shutdown_ns=took, problems=tuple(problems)
     )
 
@@ -127,7 +127,7 @@ def crash(ending: str, code: int, place: Path, seed: int) -> Outcome:
         ended = process.wait(60)
     outcome = recovered(place)
     if ended != code:
-        outcome += Outcome(tried=0, problems=(f"{ending} ended with {ended}: {_said(place)}",))
+        outcome += Outcome(tried=0, problems=(f"{ending} ended with {ended}: {_output(place)}",))
     return outcome
 
 
@@ -152,22 +152,22 @@ def delivered(place: Path, took: int, ending: str, ended: int, code: int, *, bar
         bare: whether it may have ended in a step in which nothing was recorded.
     """
     problems = traces(place)
-    problems += [f"{ending} ended with {ended}: {_said(place)}"] if ended != code else []
+    problems += [f"{ending} ended with {ended}: {_output(place)}"] if ended != code else []
     problems += ["there is something to recover"] if (place / "run" / "session").exists() else []
     if took > MOST_NS and took > MOST_NS + (machine := bare_ns()):
         problems.append(f"closing took {took / 1e9:.1f} s, where a bare interpreter takes {machine / 1e9:.1f} s")
-    return settle(place, place / "run" / "journal", closed=True, bare=bare) + Outcome(
+    return check_accounts(place, place / "run" / "journal", closed=True, bare=bare) + Outcome(
         tried=0, shutdown_ns=took, problems=tuple(problems)
     )
 
 
 def starve(place: Path, seed: int) -> Outcome:
-    """The limit is 1 GiB, and what was taken is kept while Python ends: what cannot be closed then is recovered."""
+    """The limit is 1 GiB, and the memory stays in use while Python ends: a trace that cannot be closed then is recovered."""
     with started(place, seed, "run_out_of_address_space") as process:
         ended = process.wait(60)
-    # What could not be closed is said after that, or before, as Python's version has it.
+    # Python reports files that could not be closed after that, or before; this depends on its version.
     known = "MemoryError" in (place / "stderr").read_text(errors="replace")
-    problems = () if ended and known else (f"ended with {ended}: {_said(place)}",)
+    problems = () if ended and known else (f"ended with {ended}: {_output(place)}",)
     return _left(place) + Outcome(tried=0, problems=problems)
 
 
@@ -175,18 +175,18 @@ def _left(place: Path) -> Outcome:
     """Accounts of a victim that had begun to close: what it could not is recovered."""
     if (place / "run" / "session").exists():
         return recovered(place, closed=True)
-    return settle(place, place / "run" / "journal", closed=True)
+    return check_accounts(place, place / "run" / "journal", closed=True)
 
 
 def out_of_memory(place: Path, seed: int) -> Outcome:
     """The kernel kills the victim in a control group whose limit on memory it passes."""
     with limited(GROUP_MEMORY) as group, started(place, seed, "eat_memory", group) as process:
         ended = process.wait(60)
-        problems = () if ended == -signal.SIGKILL and group.kills else (f"ended with {ended}: {_said(place)}",)
+        problems = () if ended == -signal.SIGKILL and group.kills else (f"ended with {ended}: {_output(place)}",)
     return recovered(place) + Outcome(tried=0, problems=problems)
 
 
-def _said(place: Path) -> str:
+def _output(place: Path) -> str:
     return (place / "stderr").read_text(errors="replace")[-300:]
 
 

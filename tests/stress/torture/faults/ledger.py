@@ -28,7 +28,7 @@ BLOCK_SECONDS = 0.05
 
 
 class Pressure(msgspec.Struct, frozen=True, kw_only=True):
-    """What is too small, too fast or too slow in one trial."""
+    """Parts that are too small, too fast or too slow in one trial."""
 
     overflow: Overflow = "drop_newest"
     ring_slots: int = 4096
@@ -44,7 +44,7 @@ class Pressure(msgspec.Struct, frozen=True, kw_only=True):
     """Kernels per second of a simulated device; each is four events."""
     device_loses: float = 0.0
     export_seconds: float = 0.0
-    """What each export of the output takes that is looked at."""
+    """Seconds of each export of the output that is looked at."""
     fails: bool = False
     """Whether every third of its exports raises."""
     seed: int = 0
@@ -79,7 +79,7 @@ def _record(events: int, chance: random.Random) -> int:
 
 
 def _train(profiler: sc.Profiler, pressure: Pressure) -> tuple[int, int]:
-    """Records and steps; returns events made, marks included, and the longest time that the main thread was held."""
+    """Records and steps; returns events made, marks included, and the longest time that the main thread was blocked."""
     chance = random.Random(pressure.seed)
     others = [
         threading.Thread(target=_record, args=(pressure.events * pressure.bursts, random.Random(number)))
@@ -128,7 +128,7 @@ def press(pressure: Pressure) -> Outcome:
         backends=[device] if device else [], exporters=[output], output_dir=pressure.directory, options=options
     )
     with profiler:
-        made, held = _train(profiler, pressure)
+        made, blocked = _train(profiler, pressure)
         begin = time.monotonic_ns()
         profiler.close()
         shutdown = time.monotonic_ns() - begin
@@ -147,7 +147,7 @@ def press(pressure: Pressure) -> Outcome:
     sources = sum(sum(reasons.values()) for reasons in windows.dropped.values())
     before = sources + sum(windows.outside.values()) + windows.withheld
     journaled, ledger = _journaled(profiler.output.path / "journal")
-    accounts = {outlet.name: outlet.ledger for outlet in pipeline.exporters}
+    accounts = {each.name: each.ledger for each in pipeline.exporters}
     if journaled + sum(accounts["journal"].dropped.values()) + before != made:
         problems.append(f"{made} events were made, {journaled} are in the journal, {before} were dropped before it")
     # Under `drop_oldest` one ring is all that a thread has, also while the loop waits for the slow exporter.
@@ -160,7 +160,7 @@ def press(pressure: Pressure) -> Outcome:
         produced=made,
         exported=len(output),
         dropped=before + sum(accounts[output.name].dropped.values()),
-        held_ns=held,
+        blocked_ns=blocked,
         shutdown_ns=shutdown,
         problems=tuple(problems),
     )
@@ -178,9 +178,9 @@ PROGRAM = f"import sys; sys.path.append({str(ROOT)!r}); from tests.stress.tortur
 def _trial(pressure: Pressure) -> Any:
     def run(directory: Path, seed: int) -> Outcome:
         """Records faster than something takes, and compares the accounts with what was made and what is written."""
-        given = msgspec.structs.replace(pressure, seed=seed, directory=str(directory))
+        trial = msgspec.structs.replace(pressure, seed=seed, directory=str(directory))
         command = [sys.executable, "-P", "-c", PROGRAM]
-        done = subprocess.run(command, input=msgspec.json.encode(given), capture_output=True, timeout=120, check=False)
+        done = subprocess.run(command, input=msgspec.json.encode(trial), capture_output=True, timeout=120, check=False)
         if done.returncode:
             return Outcome(problems=(f"ended with {done.returncode}: {done.stderr.decode(errors='replace')[-500:]}",))
         outcome = msgspec.json.decode(done.stdout, type=Outcome)

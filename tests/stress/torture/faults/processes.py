@@ -15,16 +15,16 @@ from pathlib import Path
 from stepscope.runtime.recovery.recover import recover
 from tests.stress.torture.fault import Fault, Outcome
 from tests.support.basics import missing
-from tests.support.families import START, Family, pair
 from tests.support.launch import launched
+from tests.support.process_trees import START, ProcessTree, pair
 
 TIMED = """
-held = 0
+longest = 0
 def timed(call, *arguments):
-    global held
+    global longest
     began = time.perf_counter_ns()
     result = call(*arguments)
-    held = max(held, time.perf_counter_ns() - began)
+    longest = max(longest, time.perf_counter_ns() - began)
     return result
 def report(profiler, produced):
     began = time.perf_counter_ns()
@@ -33,7 +33,7 @@ def report(profiler, produced):
     recorder, pipeline = profiler.statistics().recorder, profiler.statistics().pipeline
     dropped = recorder.dropped + sum(worker.dropped for worker in recorder.workers)
     dropped += max(sum(output.ledger.dropped.values()) for output in pipeline.exporters)
-    print([produced, dropped, held, shutdown])
+    print([produced, dropped, longest, shutdown])
 """
 
 STORM = """
@@ -92,10 +92,10 @@ if __name__ == "__main__":
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
         os.close(there)
-        said = b""
+        output = b""
         while more := os.read(here, 1 << 16):
-            said += more
-        report(profiler, int.from_bytes(said[-8:], "little"))
+            output += more
+        report(profiler, int.from_bytes(output[-8:], "little"))
 """
 
 OWNER_KILLED = """
@@ -235,21 +235,21 @@ def _closed(
         once: spans whose name begins so count, instead of `only`; each name must occur once.
         timeout: seconds in which the program must end.
     """
-    family = Family(directory)
+    tree = ProcessTree(directory)
     try:
-        family.of(TIMED + program, timeout=timeout)
-        (said,) = family.said
-        return _counted(family, said, tried, *only, missed=missed, once=once)
+        tree.of(TIMED + program, timeout=timeout)
+        (report,) = tree.printed
+        return _counted(tree, report, tried, *only, missed=missed, once=once)
     except (AssertionError, subprocess.TimeoutExpired) as error:
         return Outcome(tried=tried, problems=(str(error)[-500:],))
 
 
-def _counted(family: Family, said: list[int], tried: int, *only: str, missed: int = 0, once: str = "") -> Outcome:
+def _counted(tree: ProcessTree, report: list[int], tried: int, *only: str, missed: int = 0, once: str = "") -> Outcome:
     """The same for what a program has reported. Raises `AssertionError` if an id occurs twice."""
-    found = family.spans()
-    whole = found + family.spans(still_open=True)
-    problems = [] if whole == family.shown() else ["journal and Chrome file do not agree"]
-    produced, dropped, held, shutdown = said
+    found = tree.spans()
+    whole = found + tree.spans(still_open=True)
+    problems = [] if whole == tree.shown() else ["journal and Chrome file do not agree"]
+    produced, dropped, blocked, shutdown = report
     counts = [
         count for (_, name), count in found.items() if (name.startswith(once) if once else not only or name in only)
     ]
@@ -263,7 +263,7 @@ def _counted(family: Family, said: list[int], tried: int, *only: str, missed: in
         produced=produced,
         exported=exported,
         dropped=dropped,
-        held_ns=held,
+        blocked_ns=blocked,
         shutdown_ns=shutdown,
         problems=tuple(problems),
     )
@@ -296,26 +296,26 @@ def owner_killed(directory: Path, seed: int) -> Outcome:
     program = directory / "program.py"
     program.write_text(START + OWNER_KILLED)
     command = [sys.executable, str(program), str(directory / "run")]
-    said = {0: 0, 1: 0}
+    counts = {0: 0, 1: 0}
     with launched(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
         assert process.stdout is not None
         lines = (pair(line) for line in process.stdout)
         wait = time.monotonic() + random.Random(seed).uniform(0.05, 0.3)
-        while time.monotonic() < wait or not all(said.values()):
+        while time.monotonic() < wait or not all(counts.values()):
             number, count = next(lines)
-            said[number] = count
+            counts[number] = count
         process.kill()  # and not waited for yet: so long, its number and its group are nobody else's
         for _ in range(200):
             number, count = next(lines)
-            said[number] = count
+            counts[number] = count
         os.killpg(process.pid, signal.SIGKILL)
-        said |= dict(lines)
+        counts |= dict(lines)
     began = time.perf_counter_ns()
     recovery = recover(directory / "run", remove_session=True)
     took = time.perf_counter_ns() - began
-    found = Family(directory).spans(recovery.journal.name)
+    found = ProcessTree(directory).spans(recovery.journal.name)
     produced = exported = 0
-    for number, count in said.items():
+    for number, count in counts.items():
         mine = found[f"worker {number}", "work"]
         exported += mine
         # It may have been killed before it could say what it had recorded.
@@ -338,12 +338,12 @@ def data_loader(method: str, workers: int, runs: int, directory: Path, _: int) -
     Each item that the workers load is a span of a name of its own."""
     if importlib.util.find_spec("torch") is None:
         missing("torch", "`make test` installs it.")
-    begun = Family(directory)
+    begun = ProcessTree(directory)
     outcome = Outcome(tried=0)
     try:
         begun.of(TIMED + LOADER.format(method=method, workers=workers, runs=runs), timeout=80)
-        for number, said in enumerate(begun.said):
-            outcome += _counted(Family(directory / str(number)), said, 1, once="load ")
+        for number, counts in enumerate(begun.printed):
+            outcome += _counted(ProcessTree(directory / str(number)), counts, 1, once="load ")
     except (AssertionError, subprocess.TimeoutExpired) as error:
         return outcome + Outcome(tried=1, problems=(str(error)[-500:],))
     return outcome

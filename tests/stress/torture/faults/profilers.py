@@ -29,10 +29,10 @@ KINDS: tuple[type[BaseException], ...] = (
     MemoryError,
     RecursionError,
 )
-"""What parts raise."""
+"""Exceptions of parts."""
 
 
-class Held:
+class Timer:
     """The longest time that a call took, on the threads that train."""
 
     def __init__(self) -> None:
@@ -67,7 +67,7 @@ def _account(
     memory: sc.exporters.MemoryExporter,
     name: str,
     produced: int,
-    held: Held,
+    timer: Timer,
     problems: list[str],
 ) -> Outcome:
     """Closes one that recorded all the time, and compares what came out with what was made."""
@@ -81,13 +81,13 @@ def _account(
         dropped += min(events, max(produced - found - dropped, 0))  # steps are among them
     for window in memory.windows:
         problems += [
-            f"{source} is not balanced" for source, told in window.ledger.sources.items() if not told.balanced()
+            f"{source} is not balanced" for source, ledger in window.ledger.sources.items() if not ledger.balanced()
         ]
     return Outcome(
         produced=produced,
         exported=found,
         dropped=dropped,
-        held_ns=held.longest,
+        blocked_ns=timer.longest,
         shutdown_ns=shutdown,
         problems=tuple(problems),
     )
@@ -95,7 +95,7 @@ def _account(
 
 def _storm(directory: Path, seed: int) -> Outcome:
     """Four threads call four profilers at random, under one that records everything."""
-    memory, held, problems = sc.exporters.MemoryExporter(), Held(), list[str]()
+    memory, timer, problems = sc.exporters.MemoryExporter(), Timer(), list[str]()
     others = [
         sc.trace(
             schedule=sc.schedule(wait=1, warmup=1, active=2) if number % 2 else None,
@@ -119,9 +119,9 @@ def _storm(directory: Path, seed: int) -> Outcome:
                 with suppress(ProfilerStateError):
                     call()
             else:
-                held(call)
+                timer(call)
             if number == 0:
-                held(whole.step)
+                timer(whole.step)
 
     threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
     for thread in threads:
@@ -132,13 +132,13 @@ def _storm(directory: Path, seed: int) -> Outcome:
         profiler.close()
         with suppress(ExceptionGroup):
             profiler.raise_errors()  # a bound backend whose thread has ended is refused, and says so
-    return _account(whole, memory, "tick", 4 * TICKS, held, problems)
+    return _account(whole, memory, "tick", 4 * TICKS, timer, problems)
 
 
 def _bad_neighbours(directory: Path, seed: int) -> Outcome:
     """Those whose backend, in the loop or bound to the thread, schedule, exporter or callback raises, around a good one:
     an error, or what ends programs, tasks and generators, each of another kind."""
-    memory, held, problems = sc.exporters.MemoryExporter(), Held(), list[str]()
+    memory, timer, problems = sc.exporters.MemoryExporter(), Timer(), list[str]()
     kinds = itertools.cycle(KINDS[seed % len(KINDS) :] + KINDS[: seed % len(KINDS)])
 
     def failing() -> Callable[[object], None]:
@@ -177,24 +177,29 @@ def _bad_neighbours(directory: Path, seed: int) -> Outcome:
             sc.instant("tick")
             ticks += 1
         for profiler in profilers:
-            held(profiler.step)
+            timer(profiler.step)
     for profiler in bad:
         profiler.close()
         try:
             profiler.raise_errors()
         except ExceptionGroup:
             continue
-        problems.append("an error was not kept")
-    return _account(good, memory, "tick", ticks, held, problems)
+        problems.append("an error was not stored")
+    return _account(good, memory, "tick", ticks, timer, problems)
 
 
 def _slow_neighbour(directory: Path, seed: int) -> Outcome:
     """One has an exporter that gets on, but far too slowly: another flushes and closes as if it were alone, and the
-    exporter beside the slow one has everything."""
-    memory, beside, held, problems = sc.exporters.MemoryExporter(), sc.exporters.MemoryExporter(), Held(), list[str]()
+    exporter next to the slow one has everything."""
+    memory, other_memory, timer, problems = (
+        sc.exporters.MemoryExporter(),
+        sc.exporters.MemoryExporter(),
+        Timer(),
+        list[str](),
+    )
     slow = sc.exporters.MemoryExporter(name="slow", delay=0.2)
     crowded = sc.trace(
-        exporters=[slow, beside],
+        exporters=[slow, other_memory],
         output_dir=directory / "crowded",
         options=sc.Options(queue_bytes=64 << 10, close_timeout=1.0),
     )
@@ -207,19 +212,19 @@ def _slow_neighbour(directory: Path, seed: int) -> Outcome:
     for _ in range(5):
         for _ in range(each):
             sc.instant("tick")
-        held(crowded.step)
+        timer(crowded.step)
         began = time.monotonic()
         if not other.flush() or time.monotonic() - began > 1:
             problems.append(f"flush() took {time.monotonic() - began:.1f} s")
-    outcome = _account(other, memory, "tick", 5 * each, held, problems)
+    outcome = _account(other, memory, "tick", 5 * each, timer, problems)
     if outcome.shutdown_ns > 1e9:
         problems.append(f"close() took {outcome.shutdown_ns / 1e9:.1f} s")
-    second = _account(crowded, beside, "tick", 5 * each, held, problems)
+    second = _account(crowded, other_memory, "tick", 5 * each, timer, problems)
     return Outcome(
         produced=outcome.produced + second.produced,
         exported=outcome.exported + second.exported,
         dropped=outcome.dropped + second.dropped,
-        held_ns=held.longest,
+        blocked_ns=timer.longest,
         shutdown_ns=second.shutdown_ns,
         problems=tuple(problems),
     )
@@ -227,7 +232,7 @@ def _slow_neighbour(directory: Path, seed: int) -> Outcome:
 
 def _governed(directory: Path, seed: int) -> Outcome:
     """A load that no budget allows: what is left out is counted, and so is every step that is missing."""
-    memory, held, problems = sc.exporters.MemoryExporter(), Held(), list[str]()
+    memory, timer, problems = sc.exporters.MemoryExporter(), Timer(), list[str]()
     profiler = sc.trace(
         exporters=[memory],
         output_dir=directory,
@@ -240,9 +245,9 @@ def _governed(directory: Path, seed: int) -> Outcome:
         for _ in range(500 + seed % 7):
             sc.instant("tick")
         ticks += 500 + seed % 7
-        held(profiler.step)
+        timer(profiler.step)
         steps += 1
-    outcome = _account(profiler, memory, "tick", ticks, held, problems)
+    outcome = _account(profiler, memory, "tick", ticks, timer, problems)
     marks = sum(name.startswith("ProfilerStep#") for name in memory.names(kind=Kind.SPAN))
     if not any("detail lowered" in note for window in memory.windows for note in window.diagnostics):
         problems.append("detail was not lowered")
@@ -251,7 +256,7 @@ def _governed(directory: Path, seed: int) -> Outcome:
 
 def _cycles(directory: Path, seed: int) -> Outcome:
     """Profilers made, started, stopped, started again and closed in four threads, until the loop's thread has come and gone often."""
-    held, problems = Held(), list[str]()
+    timer, problems = Timer(), list[str]()
     outcomes: list[Outcome] = []
 
     def cycle(number: int) -> None:
@@ -264,8 +269,8 @@ def _cycles(directory: Path, seed: int) -> Outcome:
             profiler.stop()
             profiler.start()
             sc.instant(f"{number}/{turn}")
-            held(profiler.step)
-            outcomes.append(_account(profiler, memory, f"{number}/{turn}", 1, held, []))
+            timer(profiler.step)
+            outcomes.append(_account(profiler, memory, f"{number}/{turn}", 1, timer, []))
 
     threads = [threading.Thread(target=cycle, args=(number,)) for number in range(4)]
     for thread in threads:
@@ -278,7 +283,7 @@ def _cycles(directory: Path, seed: int) -> Outcome:
         produced=total.produced,
         exported=total.exported,
         dropped=total.dropped,
-        held_ns=total.held_ns,
+        blocked_ns=total.blocked_ns,
         shutdown_ns=total.shutdown_ns,
         problems=total.problems + (() if len(outcomes) == 100 else (f"{100 - len(outcomes)} cycles failed",)),
     )

@@ -1,4 +1,4 @@
-"""Faults that ask the process from outside to stop, whatever its main thread does at that moment."""
+"""Signals that ask the process to stop, whatever its main thread does at that moment."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MOMENTS = {
     "it leaves `with`": "leaving",
     "it leaves `async with`": "leaving_async",
 }
-"""What the victim's main thread does, and the function in `tests/stress/torture/moments.py` for it."""
+"""The calls of the victim's main thread, and the function in `tests/stress/torture/moments.py` for each."""
 LASTING = ("asleep", "computing", "in_native_code")
 """Moments inside of a span that does not end. In the others the last window may end before the signal comes, with a step."""
 SPREAD = 0.3

@@ -25,7 +25,7 @@ from tests.support.random_programs import Program, Runner, random_program
 
 
 class Made(msgspec.Struct, frozen=True):
-    """What a program has recorded."""
+    """The number of events that a program has recorded."""
 
     spans: int
     """Spans whose exit had returned."""

@@ -21,7 +21,7 @@ def good(directory: Path, number: int) -> Outcome:
     """Loses nothing; says which trial it was by its counts."""
     assert not list(directory.iterdir())
     print("noise on standard output")
-    return Outcome(produced=100, exported=90 + number, dropped=10 - number, held_ns=number, shutdown_ns=7)
+    return Outcome(produced=100, exported=90 + number, dropped=10 - number, blocked_ns=number, shutdown_ns=7)
 
 
 def losing(directory: Path, number: int) -> Outcome:
@@ -59,7 +59,7 @@ def leaving(directory: Path, number: int) -> Outcome:
 
 def holding(directory: Path, number: int) -> Outcome:
     """Loses nothing, and holds the training thread."""
-    return Outcome(produced=1, exported=1, held_ns=2_000_000_000)
+    return Outcome(produced=1, exported=1, blocked_ns=2_000_000_000)
 
 
 def absent(directory: Path, number: int) -> Outcome:

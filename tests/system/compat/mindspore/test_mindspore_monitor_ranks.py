@@ -105,7 +105,7 @@ def monitors(directory: Path, count: int = 4, *, sink: int = 1, poll: float | No
 
 @pytest.mark.checklist("A20", "A28", "A40", "F3", "F10")
 def test_ranks_that_read_at_different_times_record_the_same_steps(tmp_path: Path) -> None:
-    """Nobody is told of changes, so each rank reads the file when its turn comes: before the first step or after it."""
+    """Nobody gets a notice of changes, so each rank reads the file when its turn comes: before the first step or after it."""
     everybody = range(4)
     with monitors(tmp_path) as running:
         expected: dict[str, tuple[int, int]] = {}

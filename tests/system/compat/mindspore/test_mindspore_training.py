@@ -15,7 +15,7 @@ from tests.support import mindspore_output as output
 from tests.support.basics import ROOT, mindspore_python
 from tests.support.collectors import free_port
 from tests.support.launch import run_to_end
-from tests.support.messages import said
+from tests.support.messages import check_messages
 
 
 def run(training: str, directory: Path, **environment: str) -> dict[str, Any]:
@@ -30,7 +30,7 @@ def run(training: str, directory: Path, **environment: str) -> dict[str, Any]:
 
 
 def spans(directory: Path) -> list[dict[str, Any]]:
-    """What the timeline has, in order of time."""
+    """The spans of the timeline, in order of time."""
     found = [event for event in output.events(directory) if event.get("ph") == "X"]
     return sorted(found, key=lambda event: float(event["ts"]))
 
@@ -244,7 +244,7 @@ def test_by_the_environment_where_mindspore_was_imported_first(tmp_path: Path) -
         environment={**kept, "GLOG_v": "3", "PYTHONPATH": str(ROOT), VARIABLE: options},
     )
     assert done.returncode == 0, done.stderr + done.stdout
-    said(done.stderr, "stepscope.mindspore")
+    check_messages(done.stderr, "stepscope.mindspore")
     (ours,) = (tmp_path / "out").glob("*_cpu_ms")
     assert "mine" in [event["name"] for event in output.events(ours)]
 

@@ -15,7 +15,7 @@ from stepscope.mindspore import DynamicProfilerArgs
 from stepscope.runtime.control.request_history import RequestHistory
 from stepscope.runtime.control.request_router import RequestRouter
 from stepscope.runtime.steps.window_follower import WindowFollower
-from tests.support.messages import said
+from tests.support.messages import check_messages
 
 Windows = list[tuple[int, int, str]]
 
@@ -23,7 +23,7 @@ Windows = list[tuple[int, int, str]]
 def asked(
     start: int | Literal["next"], stop: int, run_id: str = "", command: str = "", steps: int = 0, **more: Any
 ) -> DynamicProfilerArgs:
-    """What the file says."""
+    """The content of the file."""
     return DynamicProfilerArgs(start, stop, run_id=run_id, command=command, steps=steps, **more)
 
 
@@ -81,7 +81,7 @@ def test_steps_that_are_passed_over(caplog: pytest.LogCaptureFixture) -> None:
     loop.follow(asked(6, 9))
     assert loop.windows.begin(5) is None
     assert loop.windows.begin(9) is None
-    said(caplog.records, "steps 6-9: missed: the loop went to step 9 without passing step 6")
+    check_messages(caplog.records, "steps 6-9: missed: the loop went to step 9 without passing step 6")
     assert loop.windows.begin(10) is None
     clipping = Loop("clip")
     clipping.follow(asked(6, 9))
@@ -179,7 +179,7 @@ SHOWN: dict[str, tuple[Mapping[int, DynamicProfilerArgs], dict[str, Any], Window
         [],
     ),
 }
-"""What the file says when, settings of the monitor, the windows that come of it, and what is refused."""
+"""The file's content by step, settings of the monitor, the expected windows, and refused requests."""
 
 
 @pytest.mark.checklist("A28", "A29", "A30", "A33", "A34", "A36", "A38", "B18", "B19", "F2", "F4", "F5", "F6")
@@ -202,7 +202,7 @@ def test_groups_that_are_late() -> None:
 
 
 def test_a_wrong_overlap() -> None:
-    """It is said, and the default is taken."""
+    """It is reported, and the default is used."""
     wrong = asked(5, 8, overlap="later")
     assert "got str: 'later'" in wrong.diagnostics[0]
     assert (wrong.overlap, wrong.vars.get("overlap")) == ("refuse", None)

@@ -29,7 +29,7 @@ SEGMENTS = [
 
 @pytest.mark.checklist("E16")
 async def test_requested_sizes_of_blocks_that_are_allocated(tmp_path: Path) -> None:
-    """Of those the allocator tells what was requested; of freed ones, of an address that serves another block now, and on a
+    """Of those the allocator knows the requested size; of freed ones, of an address that serves another block now, and on a
     CPU, the actual size is all that is known."""
     scene = Scene(make_run(tmp_path))
     changes = [

@@ -213,7 +213,7 @@ async def test_scopes() -> None:
 
 @pytest.mark.checklist("E19")
 def test_custom_operators_have_nested_names() -> None:
-    """What is called in one is named after it, in asyncio tasks of its own too; both are decorators as well."""
+    """An operator that is called in one is named after it, in asyncio tasks of its own too; both are decorators as well."""
     begin()
 
     @mxnet.sub_operator("scale")

@@ -16,7 +16,7 @@ from tests.support.mxnets import begin, durations, load, statistics
 
 
 class Worker:
-    """A thread that does what it is told, one thing after the other."""
+    """A thread that carries out calls, one after the other."""
 
     def __init__(self) -> None:
         self._work: list[Callable[[], object] | None] = []

@@ -58,7 +58,7 @@ def test_many_different_values_are_rounded() -> None:
     at=st.integers(0, 40),
 )
 def test_the_mean_over_time(changes: list[tuple[int, float]], at: int) -> None:
-    """Each value counts for as long as it held, whether they came in one batch or in two."""
+    """Each value counts for as long as it lasted, whether they came in one batch or in two."""
     times = np.cumsum([step for step, _ in changes]).astype(np.int64)
     values = np.array([value for _, value in changes])
     series = CounterSeries()
@@ -71,7 +71,7 @@ def test_the_mean_over_time(changes: list[tuple[int, float]], at: int) -> None:
 
 
 def test_a_counter_that_changed_once() -> None:
-    """No time has passed: the mean is its value. What comes late counts, but takes no time."""
+    """No time has passed: the mean is its value. A later value counts, but takes no time."""
     series = CounterSeries()
     series.add(np.array([100]), np.array([7.0]))
     assert series.weighted == 7

@@ -8,11 +8,11 @@ import threading
 import pytest
 
 from stepscope.compat.torch.windows import callbacks
-from tests.support.messages import said
+from tests.support.messages import check_messages
 
 
 def test_a_callback_that_takes_long_is_named(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """Once; the wait goes on until it has returned. Of a quick one nothing is said."""
+    """Once; the wait goes on until it has returned. Quick ones are not logged."""
     views: list[int] = []
     quick = callbacks.Callbacks(views.append)
     quick.put(1)
@@ -36,4 +36,4 @@ def test_a_callback_that_takes_long_is_named(monkeypatch: pytest.MonkeyPatch, ca
     finally:
         log.removeHandler(handler)
     assert returned == [True]
-    assert len(said(caplog.records, "on_trace_ready", "0.05 s")) == 1
+    assert len(check_messages(caplog.records, "on_trace_ready", "0.05 s")) == 1

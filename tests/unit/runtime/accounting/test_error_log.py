@@ -1,4 +1,4 @@
-"""What parts raise is counted, and kept as it came first: raised again, it keeps nothing more alive."""
+"""Exceptions of parts are counted, and stored as they came first: raised again, one keeps nothing more alive."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import pytest
 
 from stepscope.compat.torch.windows.callbacks import Callbacks
 from stepscope.runtime.accounting.error_log import MAX_RETAINED, MAX_TEXT, ErrorLog
-from tests.support.raised import length
+from tests.support.exceptions import length
 
 TIMES = 50
 
 
-class Held:
-    """What a frame holds while something is raised in it: a batch, say."""
+class LocalObject:
+    """A local variable of the frame that raises: a batch, say."""
 
 
-class Told(Exception):
+class Long(Exception):
     """Counts how often it is asked what it says."""
 
     asked = 0
@@ -64,13 +64,13 @@ def as_member(error: Exception) -> None:
 
 def raised_again(
     keeper: ErrorLog[Exception], error: Exception, how: Callable[[Exception], None]
-) -> weakref.WeakSet[Held]:
-    """Has it raised many times and kept, each time in a frame that holds something; what of that is alive."""
-    alive: weakref.WeakSet[Held] = weakref.WeakSet()
+) -> weakref.WeakSet[LocalObject]:
+    """Raises it many times and stores it, each time in a frame with an object; returns the objects that are alive."""
+    alive: weakref.WeakSet[LocalObject] = weakref.WeakSet()
 
     def call() -> None:
-        held = Held()
-        alive.add(held)
+        local = LocalObject()
+        alive.add(local)
         how(error)
 
     for _ in range(TIMES):
@@ -82,40 +82,40 @@ def raised_again(
 
 
 @pytest.mark.parametrize("how", [itself, as_cause, as_context, as_member])
-def test_what_is_raised_again_does_not_grow(how: Callable[[Exception], None]) -> None:
-    """However it is raised: its traceback is the first, and no more is alive than what was kept holds; what comes later is only
+def test_an_exception_raised_again_does_not_grow(how: Callable[[Exception], None]) -> None:
+    """However it is raised: its traceback is the first, and only objects of the stored exception are alive; a later one is only
     counted, and nobody asks what it says."""
     keeper: ErrorLog[Exception] = ErrorLog(contexts=True)
     error = OSError("the connection was lost")
     alive = raised_again(keeper, error, how)
     assert keeper.count == TIMES and len(keeper.retained) == (1 if how is itself else MAX_RETAINED)
     assert len(alive) <= len(keeper.retained) and 1 <= length(error) <= 3
-    assert all(1 <= length(kept) <= 4 for kept in keeper.errors)
+    assert all(1 <= length(error) <= 4 for error in keeper.errors)
     full: ErrorLog[Exception] = ErrorLog(contexts=True)
     for number in range(MAX_RETAINED):
         full.record("open", OSError(number))
-    told = Told()
-    assert not raised_again(full, told, how)
+    slow = Long()
+    assert not raised_again(full, slow, how)
     assert full.count == MAX_RETAINED + TIMES and len(full.retained) == MAX_RETAINED
-    assert length(told) == 0 and told.asked == 0
+    assert length(slow) == 0 and slow.asked == 0
     assert full.first == "open(): OSError: 0"
 
 
-def test_what_it_says_is_asked_once() -> None:
-    """When it is kept, on the thread that keeps it: it may take long. The text is bounded, and there is one note."""
+def test_its_text_is_read_once() -> None:
+    """When it is stored, on the thread that stores it: it may take long. The text is bounded, and there is one note."""
     keeper: ErrorLog[Exception] = ErrorLog(contexts=True)
-    error = Told()
+    error = Long()
     for _ in range(3):
         keeper.record("export", error, "exporter 'bad'")
     ((retained, text),) = keeper.retained
     assert retained is error and error.asked == 1 and keeper.count == 3
-    assert text == f"Told: {'x' * (MAX_TEXT - 6)}... ({MAX_TEXT + 11:,} characters)"
+    assert text == f"Long: {'x' * (MAX_TEXT - 6)}... ({MAX_TEXT + 11:,} characters)"
     assert keeper.first == f"export(): {text}"
     assert error.__notes__ == ["raised by exporter 'bad' in export()"]
 
 
 def test_the_cause_of_one_may_be_raised_by_itself() -> None:
-    """Then it is kept as well, and asked for."""
+    """Then it is stored as well, and asked for."""
     keeper: ErrorLog[Exception] = ErrorLog(contexts=True)
     cause, error = OSError("lost"), ValueError("what it means")
     error.__cause__ = cause
@@ -125,7 +125,7 @@ def test_the_cause_of_one_may_be_raised_by_itself() -> None:
 
 
 def test_one_that_takes_no_note() -> None:
-    """It is kept without one; its traceback is the first all the same."""
+    """It is stored without one; its traceback is the first all the same."""
     keeper: ErrorLog[Exception] = ErrorLog(contexts=True)
     error = Frozen("of glass")
 
@@ -144,7 +144,7 @@ def test_one_that_takes_no_note() -> None:
 
 
 def test_a_callback_that_raises_the_same_again() -> None:
-    """Of every window: it is counted, and kept as it was first."""
+    """Of every window: it is counted, and stored as it was first."""
     error = ValueError("of the program")
 
     def fail(view: object) -> None:
@@ -158,7 +158,7 @@ def test_a_callback_that_raises_the_same_again() -> None:
     assert length(error) == length(callbacks.raised.errors[0]) < 4
 
 
-def test_what_the_program_handles_is_left_to_it() -> None:
+def test_an_exception_of_the_program_is_left_to_it() -> None:
     """A part that fails while the program's own exception is on its way does not cost that its traceback."""
     keeper: ErrorLog[Exception] = ErrorLog()
 

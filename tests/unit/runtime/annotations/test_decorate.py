@@ -25,7 +25,7 @@ def flags(log: Log, name: str) -> list[Flag]:
 
 
 def test_a_function() -> None:
-    """Arguments, result, metadata and arguments of the span are as given."""
+    """Arguments, result, metadata and arguments of the span are unchanged."""
 
     @span("square", category="math", unit="m")
     def square(number: int, *, more: int = 0) -> int:
@@ -168,7 +168,7 @@ def test_a_generator_function() -> None:
     assert not any(row.flags or row.parent for row in log.spans)
 
 
-def test_generators_take_what_they_are_given() -> None:
+def test_generators_get_values_and_exceptions() -> None:
     """`send`, `throw`, `close` and the value of `return` pass through."""
     with recording() as log:
         talk = counting(3)
@@ -192,7 +192,7 @@ def test_generators_take_what_they_are_given() -> None:
 
 
 def test_closing_a_generator_runs_its_end() -> None:
-    """Also one that is dropped half way; one that refuses to end is told so."""
+    """Also one that is dropped half way; one that refuses to end gets the error."""
     ended: list[str] = []
 
     @span("careful")

@@ -48,7 +48,7 @@ def test_a_server_with_many_tasks_has_few_rows() -> None:
 
 
 def test_tasks_that_do_not_share_rows() -> None:
-    """Those of other names, as a row has one; and those that live at a time, also in one context that all of them were given."""
+    """Those of other names, as a row has one; and those that live at a time, also in one context that all of them share."""
 
     async def main() -> None:
         tasks.watch()
@@ -93,7 +93,7 @@ def test_a_task_does_not_follow_its_parent_on_one_row() -> None:
 
 
 def test_tasks_with_a_name_each_run_out_of_rows_slowly() -> None:
-    """After some thousand names, further tasks are on rows named `task`, and no further name is kept."""
+    """After some thousand names, further tasks are on rows named `task`, and no further name is stored."""
     (outcome,) = run_program("""
         import asyncio
         from stepscope.runtime.annotations import tasks

@@ -26,7 +26,7 @@ from stepscope.runtime.control.agreement.job_directory import (
 )
 from stepscope.runtime.control.rate import Pace
 from stepscope.runtime.requests.end_change import EndChange, EndRequest
-from tests.support.agreeing import Rank, finish, go_on, job
+from tests.support.agreeing_ranks import Rank, finish, go_on, job
 
 encode = msgspec.json.encode
 LONG = 10**6

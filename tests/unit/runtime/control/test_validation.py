@@ -122,7 +122,7 @@ def test_arguments_of_a_wrong_type(call: Any, begin: str) -> None:
     assert str(caught.value).startswith(begin)
 
 
-def test_what_must_be_given() -> None:
+def test_required_settings() -> None:
     """It is named, with the settings that it belongs to."""
     with refused(TypeError, "FlightRecorder", "steps"):
         sc.FlightRecorder()  # type: ignore[call-arg] # pyright: ignore[reportCallIssue]
@@ -197,13 +197,13 @@ def test_the_place_in_a_file(text: bytes, place: tuple[int, int]) -> None:
 
 
 def test_values_of_any_size() -> None:
-    """What is long is shortened in messages, and nothing is searched for ever."""
+    """Long values are shortened in messages, and nothing is searched for ever."""
     with pytest.raises(ValueError) as caught:
         sc.Control(job="/" * 10_000_000)
     assert len(str(caught.value)) < 300
-    with pytest.raises(ControlError) as told:
+    with pytest.raises(ControlError) as raised:
         decode_json(b'{"window": {"steps": [%s]}}' % b",".join([b"1"] * 100_000), EnvironmentOptions)
-    assert len(str(told.value)) < 300
+    assert len(str(raised.value)) < 300
     with refused(ValueError, "Options.linger", "int", "ValueError", snapshot=False):  # as msgspec says it
         sc.Options(linger=10**5000)
     with refused(ValueError, "Options.session_dir", "int"):
@@ -235,7 +235,7 @@ JSON = st.recursive(
 
 @given(JSON)
 def test_any_json_is_followed_or_refused(value: Any) -> None:
-    """With a place, and never with another error; the same values given by a program likewise."""
+    """With a place, and never with another error; the same values of a program likewise."""
     text = (
         json.dumps(value).replace("NaN", "1e999").replace("-Infinity", "-1e999").replace("Infinity", "1e999").encode()
     )
@@ -249,7 +249,7 @@ def test_any_json_is_followed_or_refused(value: Any) -> None:
 
 
 def test_names_that_are_no_fields_for_a_reason() -> None:
-    """Who looks for one of them is told the reason, in a program and in a file."""
+    """A program or a file that uses one of them gets the reason."""
 
     class Gear(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
         __fixed__ = {"wheels": "they are mounted in the factory"}

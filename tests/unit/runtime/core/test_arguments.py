@@ -43,7 +43,7 @@ def depth_of(value: Any) -> int:
     return 1 + max(map(depth_of, inner.values() if isinstance(value, dict) else inner), default=0)
 
 
-def kept(value: Any) -> Any:
+def recorded_value(value: Any) -> Any:
     """The value as it comes back."""
     heap = _core.encode_arguments({"value": value})
     return _core.decode_arguments(heap, 0, len(heap))["value"]
@@ -72,9 +72,9 @@ def test_values_come_back(arguments: dict[str, Any]) -> None:
 def test_lists_and_dicts_come_back(value: Any) -> None:
     """Up to four levels; what is deeper is named by type and size."""
     if depth_of(value) <= 4:
-        assert kept(value) == (finite(value) if isinstance(value, list | dict) else value)
+        assert recorded_value(value) == (finite(value) if isinstance(value, list | dict) else value)
     else:
-        assert kept(value) == f"<{type(value).__name__} of {len(value)}>"
+        assert recorded_value(value) == f"<{type(value).__name__} of {len(value)}>"
 
 
 class Size(NamedTuple):
@@ -108,10 +108,10 @@ SPECIAL: list[tuple[Any, Any]] = [
 
 @pytest.mark.parametrize(("value", "wanted"), SPECIAL, ids=lambda value: ascii(value)[:30])
 def test_special_values(value: Any, wanted: Any) -> None:
-    """What is no plain value is kept as the nearest one, or named by its type; an int beyond 64 bits as its digits."""
-    result = kept(value)
+    """A value that is not plain is recorded as the nearest one, or named by its type; an int beyond 64 bits as its digits."""
+    result = recorded_value(value)
     assert (result, type(result)) == (wanted, type(wanted))
-    assert math.isnan(kept(math.nan))
+    assert math.isnan(recorded_value(math.nan))
 
 
 def test_large_numbers_run_no_code_and_are_counted_when_cut() -> None:
@@ -124,9 +124,9 @@ def test_large_numbers_run_no_code_and_are_counted_when_cut() -> None:
         __str__ = __index__ = __repr__  # type: ignore[assignment]
 
     before = _core.counts()["values_cut"]
-    assert kept(Named(1 << 70)) == str(1 << 70)
+    assert recorded_value(Named(1 << 70)) == str(1 << 70)
     assert _core.counts()["values_cut"] == before
-    assert kept(10**5000) == "<int>"
+    assert recorded_value(10**5000) == "<int>"
     assert _core.counts()["values_cut"] == before + 1
 
 
@@ -159,7 +159,7 @@ def test_no_code_of_the_user_runs() -> None:
 
 
 @pytest.mark.parametrize(("number", "inline"), [(0, True), ((1 << 32) - 1, True), (1 << 32, False), (-1, False)])
-def test_one_small_number_is_held_in_the_record(number: int, inline: bool) -> None:
+def test_one_small_number_is_in_the_record(number: int, inline: bool) -> None:
     """The usual argument costs no further slot."""
     with recording() as log, span("x", number=number):
         pass
@@ -177,7 +177,7 @@ def test_values_count_as_they_are_at_the_end() -> None:
 
 @given(character=st.sampled_from("aé€😀"), before=st.integers(0, 3))
 def test_long_texts_are_cut_between_characters(character: str, before: int) -> None:
-    """4096 bytes of a value are kept, less a character that would be cut in two."""
+    """4096 bytes of a value are stored, less a character that would be cut in two."""
     text = "x" * before + character * MAX_VALUE
     cut = _core.counts()["values_cut"]
     heap = _core.encode_arguments({"text": text})
@@ -196,7 +196,7 @@ def test_all_arguments_together_are_bounded() -> None:
     assert _core.counts()["arguments_cut"] == cut + 3
 
 
-def test_references_are_given_back() -> None:
+def test_references_are_released() -> None:
     """Nothing keeps an argument alive, whether the span was entered, left by an exception or never used."""
     value, text = object(), f"a text of its own {id(object())}"
     before = sys.getrefcount(value), sys.getrefcount(text)
@@ -250,7 +250,7 @@ def test_damaged_json_is_shown_as_it_is() -> None:
 
 
 def test_arguments_larger_than_a_ring() -> None:
-    """The event is kept without them, and that is counted."""
+    """The event is recorded without them, and that is counted."""
     (outcome,) = run_program(
         """
         with span("large", **{f"key {number}": "x" * 4000 for number in range(4)}):

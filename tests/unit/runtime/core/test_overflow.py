@@ -17,7 +17,7 @@ def burst(name, category, count):
     for _ in range(count):
         with span(name, category=category):
             pass
-def kept():
+def recorded():
     log.take()
     names = [row.name for row in log.spans]
     return {name: names.count(name) for name in dict.fromkeys(names)}
@@ -39,7 +39,7 @@ def test_bursts_go_on_to_further_rings() -> None:
         burst("op", "cpu_op", 600)
         other = threading.Thread(target=burst, args=("mine", "user_annotation", 2000))
         other.start(); other.join()
-        tell([kept(), lost(), recorder.statistics().rings])
+        tell([recorded(), lost(), recorder.statistics().rings])
         """,
         options="ring_slots=64, ring_bytes=16 * 4096",
     )
@@ -58,7 +58,7 @@ def test_step_marks_have_room_when_nothing_else_has(policy: str) -> None:
         for _ in range(60):
             burst("mine", "user_annotation", 10)
             counter.step()
-        tell([kept(), [row.step for row in log.of(Kind.STEP)], lost()])
+        tell([recorded(), [row.step for row in log.of(Kind.STEP)], lost()])
         """,
         options=f"{TINY}, overflow={policy!r}, block_seconds=0.001",
     )
@@ -85,7 +85,7 @@ for thread in threads: thread.start()
 for thread in threads: thread.join()
 done.set(); consumer.join()
 texts = [set(row.arguments["text"]) for row in log.spans if row.name == "text"]
-tell([kept(), lost(), len({row.id for row in log.spans}), all(text in ({"a"}, {"b"}) for text in texts)])
+tell([recorded(), lost(), len({row.id for row in log.spans}), all(text in ({"a"}, {"b"}) for text in texts)])
 """
 
 
@@ -125,7 +125,7 @@ def test_blocking_ends_where_nobody_drains() -> None:
         threading.Thread(target=serve, daemon=True).start()
         first, again = timed(1000), timed(1000)
         log.take()
-        tell([first, again, timed(1000), kept(), lost()])
+        tell([first, again, timed(1000), recorded(), lost()])
         os._exit(0)
         """,
         options=f"{TINY}, overflow='block', block_seconds=0.3",
@@ -135,13 +135,13 @@ def test_blocking_ends_where_nobody_drains() -> None:
 
 
 def test_the_consumer_does_not_wait_for_itself() -> None:
-    """What the loop's own thread records is dropped at once when its ring is full."""
+    """Events of the loop's own thread are dropped at once when its ring is full."""
     ((seconds, counts, missing),) = run_program(
         """
         log.take()
         began = time.monotonic()
         burst("mine", "user_annotation", 500)
-        tell([time.monotonic() - began, kept(), lost()])
+        tell([time.monotonic() - began, recorded(), lost()])
         """,
         options=f"{TINY}, overflow='block', block_seconds=50",
     )
@@ -177,7 +177,7 @@ def test_signals_and_forks_pass_while_a_thread_waits() -> None:
             pass
         waits.append(time.monotonic() - began)
         other.join()
-        tell([len(handled), child, waits, kept(), lost()])
+        tell([len(handled), child, waits, recorded(), lost()])
         """,
         options=f"{TINY}, overflow='block', block_seconds=0.5",
     )
@@ -222,7 +222,7 @@ def test_a_thread_without_a_ring_is_accounted_for() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (pages + (64 << 20), resource.RLIM_INFINITY))
         go.set(); thread.join()
         resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-        counts = kept()
+        counts = recorded()
         now = recorder.statistics()
         tell([counts, lost(), [now.produced, now.drained, now.dropped, now.waiting], now.cut["rings_failed"]])
         """,

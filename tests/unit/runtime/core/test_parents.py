@@ -24,7 +24,7 @@ from tests.support.recording import check_self_times, recording
 
 @pytest.fixture(autouse=True)
 def watching() -> None:
-    """What an open profiler watches."""
+    """The program's tasks are watched, as by an open profiler."""
     tasks.watch()
 
 
@@ -128,17 +128,17 @@ def test_anyio(backend: str) -> None:
 
 
 def test_thread_pools() -> None:
-    """What is submitted hangs on the span that is open there; without one, on nothing."""
+    """Submitted work hangs on the span that is open at the call; without one, on nothing."""
     with ThreadPoolExecutor(1) as pool:
         with recording() as log:
             with span("first"):
                 pool.submit(work, name="of first")
-                kept = pool.submit(threading.get_ident)
+                first = pool.submit(threading.get_ident)
             with span("second"):
                 done = pool.submit(work, "of second")
             done.result()
             pool.submit(work, "of none").result()
-        assert kept.result() != threading.get_ident()
+        assert first.result() != threading.get_ident()
     assert log.span("of first").parent == log.span("first").id
     assert log.span("of second").parent == log.span("second").id
     assert log.span("of none").parent == 0

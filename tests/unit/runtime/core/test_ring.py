@@ -54,7 +54,7 @@ def test_statistics_add_up_at_every_moment() -> None:
 
 
 def test_a_thread_goes_on_in_another_ring() -> None:
-    """A burst larger than a ring is kept while memory is allowed, in order, and its thread keeps its track."""
+    """A burst larger than a ring is recorded while memory is allowed, in order, and its thread keeps its track."""
     ((count, positions, in_order, tracks),) = run_program(
         """
         for number in range(3000):
@@ -93,8 +93,8 @@ def test_rings_of_ended_threads_are_used_again() -> None:
 
 @pytest.mark.parametrize("policy", ["drop_newest", "drop_oldest"])
 def test_a_full_ring_drops_by_policy(policy: str) -> None:
-    """What is kept is the first or the last that fits, and the gap says how many are missing."""
-    ((kept, gaps, statistics),) = run_program(
+    """The ring keeps the first or the last events that fit, and the gap has the number that are missing."""
+    ((numbers, gaps, statistics),) = run_program(
         """
         for number in range(1000):
             instant("number", number=number)
@@ -105,11 +105,11 @@ def test_a_full_ring_drops_by_policy(policy: str) -> None:
         """,
         options=f"{ONE_SMALL_RING}, overflow={policy!r}",
     )
-    missing = 1000 - len(kept)
-    assert gaps == [["dropped", missing]] and statistics == [1000, len(kept), missing]
-    assert kept == (list(range(len(kept))) if policy == "drop_newest" else list(range(missing, 1000)))
+    missing = 1000 - len(numbers)
+    assert gaps == [["dropped", missing]] and statistics == [1000, len(numbers), missing]
+    assert numbers == (list(range(len(numbers))) if policy == "drop_newest" else list(range(missing, 1000)))
     # An instant with its arguments is two slots.
-    assert len(kept) == 32
+    assert len(numbers) == 32
 
 
 @pytest.mark.parametrize("policy", ["drop_newest", "drop_oldest"])

@@ -110,7 +110,7 @@ def test_an_object_is_shared_by_threads() -> None:
 
 
 def test_spans_across_switches_of_recording() -> None:
-    """What begins while recording is recorded, whenever it ends; each exit belongs to its own entry."""
+    """A span that begins while recording is recorded, whenever it ends; each exit belongs to its own entry."""
     outer, again = span("outer"), span("again")
     with recording() as log:
         log.record(False)
@@ -242,7 +242,7 @@ def test_exit_without_enter_and_enter_without_exit() -> None:
 
 
 def test_deep_recursion() -> None:
-    """Below the frames that are kept, spans hang on the last of these, and are counted."""
+    """Below the frames that are stored, spans hang on the last of these, and are counted."""
     deep = _core.counts()["deep_spans"]
 
     def descend(depth: int) -> None:

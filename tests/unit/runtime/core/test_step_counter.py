@@ -13,7 +13,7 @@ NEVER = 1 << 60
 
 
 class Steps(StepCounter):
-    """Notes what it is told, and changes when it is said."""
+    """Notes each call, and changes on demand."""
 
     def __init__(self, next_change: int = NEVER, serial: int = 7) -> None:
         self.next_change, self.serial, self.live = next_change, serial, True

@@ -78,19 +78,19 @@ async def test_every_kind_of_event_lies_on_the_track_of_its_task() -> None:
 
 
 async def test_tasks_that_die_with_open_spans() -> None:
-    """What they had open is counted and gone; the loop's other tasks are not disturbed."""
+    """Their open spans are counted and gone; the loop's other tasks are not disturbed."""
     abandoned = _core.counts()["spans_abandoned"]
 
     async def careless() -> None:
-        kept.append(span("careless"))
-        kept[-1].__enter__()
+        open_spans.append(span("careless"))
+        open_spans[-1].__enter__()
         await asyncio.Event().wait()
 
     async def careful() -> None:
         with span("careful"):
             await pause(4)
 
-    kept: list[span] = []
+    open_spans: list[span] = []
     with recording() as log:
         doomed = [asyncio.create_task(careless()) for _ in range(3)]
         steady = asyncio.create_task(careful())
@@ -102,7 +102,7 @@ async def test_tasks_that_die_with_open_spans() -> None:
         await steady
         await asyncio.create_task(careful())
     assert [(row.flags, row.parent) for row in log.events(Kind.SPAN, "careful")] == [(Flag(0), 0)] * 2
-    kept.clear()
+    open_spans.clear()
     assert _core.counts()["spans_abandoned"] >= abandoned + 3
 
 

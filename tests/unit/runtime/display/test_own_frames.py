@@ -31,7 +31,7 @@ class Looking:
 
 
 def made_in(module: str, source: str) -> dict[str, Any]:
-    """What a module of that name defines."""
+    """The names that a module of that name defines."""
     namespace: dict[str, Any] = {"__name__": module, "copy": copy, "warn": warn}
     exec(compile(source, f"{module}.py", "exec"), namespace)
     return namespace
@@ -41,16 +41,16 @@ CALL = "def call(value): return copy.deepcopy(value)"
 
 
 @pytest.mark.parametrize(
-    ("module", "kept"),
+    ("module", "frames"),
     [("stepscope.something", []), ("stepscope", []), ("stepscope_extra", ["call", "deepcopy"])],
 )
-def test_what_the_program_does_is_left(module: str, kept: list[str]) -> None:
-    """Who calls stepscope, and whom it calls back; the library's function between the two was stepscope's idea."""
+def test_frames_of_the_program_stay(module: str, frames: list[str]) -> None:
+    """Frames that call stepscope and frames that it calls stay; a library's function that stepscope itself called is left out."""
     looking = Looking()
     call: Callable[[object], object] = made_in(module, CALL)["call"]
     call(looking)
-    here = "test_what_the_program_does_is_left"
-    assert looking.seen[looking.seen.index(here) :] == [here, *kept, "__deepcopy__"]
+    here = "test_frames_of_the_program_stay"
+    assert looking.seen[looking.seen.index(here) :] == [here, *frames, "__deepcopy__"]
 
 
 def test_the_library_of_the_program_stays() -> None:

@@ -44,7 +44,7 @@ def test_columns_have_what_the_events_have(number: int) -> None:
     events = any_events(number)
     room, rows = room_for(number)
     blocks = [events[: number // 3], events[number // 3 : number // 2], events[number // 2 :]]
-    given, keys = _core.arrow_columns(blocks, AHEAD, room)
+    columns, keys = _core.arrow_columns(blocks, AHEAD, room)
     at = 0
     for field in WIDE:
         column = np.frombuffer(room, np.uint64, number, at)
@@ -65,7 +65,7 @@ def test_columns_have_what_the_events_have(number: int) -> None:
         assert sorted(different) == np.unique(wanted).tolist()
     at += 4 * rows
     bits = np.unpackbits(np.frombuffer(room, np.uint8, BITS * rows // 8, at), bitorder="little").reshape(BITS, rows)
-    assert given == bits.sum(1).tolist()
+    assert columns == bits.sum(1).tolist()
     for found, applies in zip(bits, facts(events), strict=True):
         assert (found[:number] == applies).all()
 

@@ -121,8 +121,8 @@ def test_counts_and_times(rows: list[tuple[Any, ...]]) -> None:
     for name, which in (("spans", Kind.SPAN), ("steps", Kind.STEP), ("gaps", Kind.GAP)):
         assert getattr(found, name) == ((kind == int(which)) & ~low).sum()
     assert found.spans + found.steps + found.gaps + found.others + found.operators == found.events
-    held = (block["args_len"] > 0) & (block["flags"] & int(Flag.ARG_INLINE) == 0)
-    assert found.arguments == (held & ~low).sum()
+    in_heap = (block["args_len"] > 0) & (block["flags"] & int(Flag.ARG_INLINE) == 0)
+    assert found.arguments == (in_heap & ~low).sum()
     assert found.lost == block["id"][kind == int(Kind.GAP)].sum()
     assert found.loud == (~quiet & (kind != int(Kind.STEP))).sum()
     if (~quiet).any():
@@ -170,11 +170,11 @@ def test_where_arguments_are(rows: list[tuple[Any, ...]], before: int) -> None:
     """From the first to the last byte of those in the heap; a copy is moved to the heap's new begin, the block itself is not."""
     block = block_of(rows)
     block["args_at"] = before + np.cumsum([0, *block["args_len"]])[:-1]
-    held = block[(block["args_len"] > 0) & (block["flags"] & int(Flag.ARG_INLINE) == 0)]
+    in_heap = block[(block["args_len"] > 0) & (block["flags"] & int(Flag.ARG_INLINE) == 0)]
     first, end, size = _core.heap_range(block)
-    assert size == held["args_len"].sum()
-    if len(held):
-        assert (first, end) == (held["args_at"].min(), (held["args_at"] + held["args_len"]).max())
+    assert size == in_heap["args_len"].sum()
+    if len(in_heap):
+        assert (first, end) == (in_heap["args_at"].min(), (in_heap["args_at"] + in_heap["args_len"]).max())
     args = bytes(range(200))
     part, heap = own_heap(block, args)
     assert [bytes(heap[at : at + n]) for at, n in arguments(part)] == [args[at : at + n] for at, n in arguments(block)]
@@ -183,8 +183,8 @@ def test_where_arguments_are(rows: list[tuple[Any, ...]], before: int) -> None:
 
 def arguments(block: Block) -> list[tuple[int, int]]:
     """Where the arguments in the heap begin, and their lengths."""
-    held = block[(block["args_len"] > 0) & (block["flags"] & int(Flag.ARG_INLINE) == 0)]
-    places: list[tuple[int, int]] = list(zip(held["args_at"].tolist(), held["args_len"].tolist(), strict=True))
+    in_heap = block[(block["args_len"] > 0) & (block["flags"] & int(Flag.ARG_INLINE) == 0)]
+    places: list[tuple[int, int]] = list(zip(in_heap["args_at"].tolist(), in_heap["args_len"].tolist(), strict=True))
     return places
 
 

@@ -32,14 +32,14 @@ def test_texts_come_back(text: str) -> None:
 
 @given(character=st.sampled_from("aé€😀"), before=st.integers(0, 5), length=st.integers(MAX_NAME // 4, 2 * MAX_NAME))
 def test_long_texts_are_cut_between_characters(character: str, before: int, length: int) -> None:
-    """1024 bytes are kept, less a character that would be cut in two; each cut is counted."""
+    """1024 bytes are stored, less a character that would be cut in two; each cut is counted."""
     text = "x" * before + character * length
     cut = _core.counts()["names_cut"]
-    kept = strings.text(strings.intern(text))
-    size = len(kept.encode())
-    assert text.startswith(kept)
-    assert (_core.counts()["names_cut"] == cut) == (kept == text)
-    assert kept == text or MAX_NAME - len(character.encode()) < size <= MAX_NAME
+    stored = strings.text(strings.intern(text))
+    size = len(stored.encode())
+    assert text.startswith(stored)
+    assert (_core.counts()["names_cut"] == cut) == (stored == text)
+    assert stored == text or MAX_NAME - len(character.encode()) < size <= MAX_NAME
 
 
 @pytest.mark.parametrize(
@@ -55,12 +55,12 @@ def test_any_name_is_recorded(name: str) -> None:
             pass
         instant(name, **numbered)
         counter(name, 1)
-    kept = strings.text(strings.intern(name))
-    assert {row.name for row in log.rows} == {kept}
+    stored = strings.text(strings.intern(name))
+    assert {row.name for row in log.rows} == {stored}
     shown = name.encode("utf-8", "backslashreplace")[:4096].decode(errors="ignore")
-    assert log.spans[0].arguments == {kept: shown}
+    assert log.spans[0].arguments == {stored: shown}
     assert log.spans[0].category == strings.text(strings.category(name))
-    assert log.of(Kind.INSTANT)[0].arguments == {kept: 1}
+    assert log.of(Kind.INSTANT)[0].arguments == {stored: 1}
 
 
 def test_subclasses_of_str_are_names() -> None:

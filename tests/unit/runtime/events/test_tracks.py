@@ -69,7 +69,7 @@ def kineto_track(thread: int) -> int:
 
 
 def test_backends_draw_where_the_recorder_does() -> None:
-    """Whatever of this process was read meanwhile, by whichever kind of reader."""
+    """Tracks of this process stay the same, whichever kind of reader has read it meanwhile."""
     mine = recorded()
     for reuse in (True, False):
         before = tracks.since(1)[-1].id

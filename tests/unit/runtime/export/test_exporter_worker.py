@@ -1,4 +1,4 @@
-"""An outlet: one exporter's faults and slowness cost its own output only, and every event is accounted for, also where exporters tell
+"""Workers of exporters: a fault or slowness costs one output only, and every event is accounted for, also where exporters report
 later what became of events, or keep what they cannot send."""
 
 from __future__ import annotations
@@ -30,32 +30,32 @@ from tests.support.exporter_workers import batch, closed, ledger_of, run_facts, 
 
 async def test_no_window_waits_for_one_that_cannot_be_opened(tmp_path: Path) -> None:
     """The events of its windows are dropped, those of later ones as well, and accounts of old windows are joined."""
-    outlet = ExporterWorker(MemoryExporter(fail={"open": OSError("disk on fire")}), run_facts(tmp_path), 1 << 20)
+    worker = ExporterWorker(MemoryExporter(fail={"open": OSError("disk on fire")}), run_facts(tmp_path), 1 << 20)
     for index in range(3):
-        outlet.offer(batch(index))
-        outlet.close_window(closed(index))
-    assert outlet.windows_waiting == 3
-    outlet.finish()
-    await outlet.run()
+        worker.offer(batch(index))
+        worker.close_window(closed(index))
+    assert worker.windows_waiting == 3
+    worker.finish()
+    await worker.run()
     for index in range(3, MAX_WINDOWS + 4):
-        outlet.offer(batch(index))
-        outlet.close_window(closed(index))
-    assert outlet.windows_waiting == 0 and outlet.ledger(0) is None
-    assert outlet.statistics().ledger.dropped == {"error": 10 * (MAX_WINDOWS + 4)}
+        worker.offer(batch(index))
+        worker.close_window(closed(index))
+    assert worker.windows_waiting == 0 and worker.ledger(0) is None
+    assert worker.statistics().ledger.dropped == {"error": 10 * (MAX_WINDOWS + 4)}
 
 
 @pytest.mark.parametrize("method", ["open", "export", "close_window", "aclose"])
-async def test_what_a_method_raises_is_kept(method: Method, tmp_path: Path) -> None:
-    """No exception leaves the outlet; each is stored with a note of where, and nothing is unaccounted for. An exporter without an
+async def test_an_exception_of_a_method_is_stored(method: Method, tmp_path: Path) -> None:
+    """No exception leaves the worker; each is stored with a note of where, and nothing is unaccounted for. An exporter without an
     output is not asked to write or to close one."""
     exporter = MemoryExporter(fail={method: OSError("disk on fire")})
-    async with running(exporter, tmp_path) as outlet:
-        outlet.offer(batch())
-        outlet.close_window(closed())
-    stats = outlet.statistics()
+    async with running(exporter, tmp_path) as worker:
+        worker.offer(batch())
+        worker.close_window(closed())
+    stats = worker.statistics()
     assert stats.errors == 1
     assert "disk on fire" in stats.first_error
-    assert method in outlet.raised.errors[0].__notes__[0]
+    assert method in worker.raised.errors[0].__notes__[0]
     assert exporter.calls == (["open"] if method == "open" else ["open", "export", "close_window", "aclose"])
     lost = method in ("open", "export")
     assert stats.ledger.exported == (0 if lost else 10)
@@ -65,15 +65,15 @@ async def test_what_a_method_raises_is_kept(method: Method, tmp_path: Path) -> N
 async def test_a_cap_of_the_exporter_is_counted(tmp_path: Path) -> None:
     """Events that the exporter itself refused are no exported events."""
     exporter = MemoryExporter(max_bytes=700)
-    async with running(exporter, tmp_path) as outlet:
-        outlet.offer(batch())
-        outlet.offer(batch())
-    assert ledger_of(outlet).dropped == {"cap": 10}
-    assert ledger_of(outlet).exported == 10
+    async with running(exporter, tmp_path) as worker:
+        worker.offer(batch())
+        worker.offer(batch())
+    assert ledger_of(worker).dropped == {"cap": 10}
+    assert ledger_of(worker).exported == 10
 
 
 async def test_a_cancellation_that_the_exporter_made_up_is_its_error(tmp_path: Path) -> None:
-    """Raising the loop's own CancelledError does not end the outlet's task."""
+    """Raising the loop's own CancelledError does not end the worker's task."""
     fault = anyio.get_cancelled_exc_class()()
 
     class Cancelling(MemoryExporter):
@@ -84,78 +84,78 @@ async def test_a_cancellation_that_the_exporter_made_up_is_its_error(tmp_path: P
             await super().export(batch)
 
     exporter = Cancelling()
-    async with running(exporter, tmp_path) as outlet:
-        outlet.offer(batch())
-        outlet.offer(batch())
-    assert outlet.statistics().errors == 1
-    assert ledger_of(outlet).exported == 10
+    async with running(exporter, tmp_path) as worker:
+        worker.offer(batch())
+        worker.offer(batch())
+    assert worker.statistics().errors == 1
+    assert ledger_of(worker).exported == 10
 
 
 async def test_one_that_blocks_its_thread_costs_only_its_own_output(tmp_path: Path) -> None:
-    """On threads of their own, the other gets everything; the one left behind is counted once, whatever it does later."""
+    """On threads of their own, the other gets everything; the abandoned one is counted once, whatever it does later."""
     bad, good = MemoryExporter(block_in="export"), MemoryExporter()
-    outlets = [ExporterWorker(exporter, run_facts(tmp_path), 1 << 20) for exporter in (bad, good)]
-    for outlet in outlets:
-        outlet.start()
-        outlet.offer(batch())
-        outlet.offer(batch())
-        outlet.finish()
+    workers = [ExporterWorker(exporter, run_facts(tmp_path), 1 << 20) for exporter in (bad, good)]
+    for worker in workers:
+        worker.start()
+        worker.offer(batch())
+        worker.offer(batch())
+        worker.finish()
     with anyio.fail_after(30):
-        await outlets[1].wait()
-    outlets[0].cancel()
-    for outlet in outlets:
-        outlet.abandon()
-    assert ledger_of(outlets[1]).exported == 20 and outlets[1].raised.errors == []
-    assert ledger_of(outlets[0]).dropped == {"closed": 20}
-    assert "deadline" in str(outlets[0].raised.errors[0])
+        await workers[1].wait()
+    workers[0].cancel()
+    for worker in workers:
+        worker.abandon()
+    assert ledger_of(workers[1]).exported == 20 and workers[1].raised.errors == []
+    assert ledger_of(workers[0]).dropped == {"closed": 20}
+    assert "deadline" in str(workers[0].raised.errors[0])
     bad.release()
     with anyio.fail_after(30):
-        await outlets[0].wait()
-    assert ledger_of(outlets[0]).dropped == {"closed": 20} and ledger_of(outlets[0]).exported == 0
+        await workers[0].wait()
+    assert ledger_of(workers[0]).dropped == {"closed": 20} and ledger_of(workers[0]).exported == 0
 
 
 async def test_one_that_is_cancelled_may_still_close_its_output(tmp_path: Path) -> None:
     """A hanging export is cancelled at the deadline, and `aclose` is called after it; its time counts while it lasts."""
     exporter = MemoryExporter(hang_in="export")
-    outlet = ExporterWorker(exporter, run_facts(tmp_path), 1 << 20)
-    outlet.start()
-    outlet.offer(batch())
+    worker = ExporterWorker(exporter, run_facts(tmp_path), 1 << 20)
+    worker.start()
+    worker.offer(batch())
     await poll(lambda: "export" in exporter.calls)
-    before = outlet.statistics().busy_ns
-    await poll(lambda: outlet.statistics().busy_ns > before)
-    outlet.cancel()
+    before = worker.statistics().busy_ns
+    await poll(lambda: worker.statistics().busy_ns > before)
+    worker.cancel()
     with anyio.fail_after(30):
-        await outlet.wait()
-    outlet.abandon()
+        await worker.wait()
+    worker.abandon()
     assert exporter.calls == ["open", "export", "aclose"]
-    assert ledger_of(outlet).dropped == {"closed": 10}
+    assert ledger_of(worker).dropped == {"closed": 10}
 
 
 async def test_without_a_loop_an_exporter_has_failed(tmp_path: Path) -> None:
     """No descriptor is left for its loop: everything offered is counted, and the error says why."""
     exporter = MemoryExporter()
-    outlet = ExporterWorker(exporter, run_facts(tmp_path), 1 << 20)
+    worker = ExporterWorker(exporter, run_facts(tmp_path), 1 << 20)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
     try:
-        outlet.offer(batch())
-        outlet.start()
+        worker.offer(batch())
+        worker.start()
         with anyio.fail_after(30):
-            await outlet.wait()
+            await worker.wait()
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    outlet.offer(batch())
-    outlet.close_window(closed())
-    await outlet.drained()
-    await outlet.window_closed(0)
-    outlet.abandon()
+    worker.offer(batch())
+    worker.close_window(closed())
+    await worker.drained()
+    await worker.window_closed(0)
+    worker.abandon()
     assert exporter.calls == []
-    assert ledger_of(outlet).dropped == {"error": 20}
-    assert "open files" in str(outlet.raised.errors[0])
+    assert ledger_of(worker).dropped == {"error": 20}
+    assert "open files" in str(worker.raised.errors[0])
 
 
-class Told(MemoryExporter):
-    """Hangs in `export` until it is told of the end, and raises then if it should."""
+class EndsEarly(MemoryExporter):
+    """Hangs in `export` until it gets the end, and raises then if it should."""
 
     def __init__(self, error: Exception | None = None) -> None:
         super().__init__()
@@ -179,45 +179,45 @@ class Told(MemoryExporter):
 @pytest.mark.parametrize("error", [None, RuntimeError("not now")])
 @pytest.mark.parametrize("when", ["at once", "inside"])
 async def test_one_that_gets_the_end_need_not_be_cancelled(error: Exception | None, when: str, tmp_path: Path) -> None:
-    """It is told on its own thread, while its `export` awaits or before; what it raises is kept, and costs no event."""
-    exporter = Told(error)
+    """Its own thread gets the end, while its `export` awaits or before; an exception then is stored, and costs no event."""
+    exporter = EndsEarly(error)
     assert isinstance(exporter, SupportsEarlyClose) and not isinstance(MemoryExporter(), SupportsEarlyClose)
-    outlet = ExporterWorker(exporter, run_facts(tmp_path), 1 << 20)
-    outlet.start()
-    outlet.offer(batch())
+    worker = ExporterWorker(exporter, run_facts(tmp_path), 1 << 20)
+    worker.start()
+    worker.offer(batch())
     if when == "inside":
         await poll(lambda: exporter.end)
-    outlet.finish()
+    worker.finish()
     with anyio.fail_after(30):
-        await outlet.wait()
+        await worker.wait()
     assert exporter.thread not in (0, threading.get_ident())
-    assert ledger_of(outlet).exported == 10
-    assert [str(kept) for kept in outlet.raised.errors] == ([str(error)] if error else [])
+    assert ledger_of(worker).exported == 10
+    assert [str(each) for each in worker.raised.errors] == ([str(error)] if error else [])
 
 
-async def test_one_that_closes_no_window_is_not_given_more_and_more(tmp_path: Path) -> None:
+async def test_one_that_closes_no_window_does_not_get_more_and_more(tmp_path: Path) -> None:
     """Windows are left out whole, and counted; when the exporter gets on, the next one says so."""
     exporter = MemoryExporter(hang_in="close_window")
     surplus = MAX_WINDOWS + 10
-    async with running(exporter, tmp_path) as outlet:
+    async with running(exporter, tmp_path) as worker:
         for index in range(WINDOWS_WAITING + surplus):
-            outlet.offer(batch(index, 3))
-            outlet.offer(batch(index, 2))
-            outlet.close_window(closed(index))
-        outlet.discard_window(WINDOWS_WAITING + surplus - 1)
-        assert outlet.windows_waiting == WINDOWS_WAITING
+            worker.offer(batch(index, 3))
+            worker.offer(batch(index, 2))
+            worker.close_window(closed(index))
+        worker.discard_window(WINDOWS_WAITING + surplus - 1)
+        assert worker.windows_waiting == WINDOWS_WAITING
         with anyio.fail_after(30):
-            await outlet.window_closed(WINDOWS_WAITING + surplus - 1)
-        stats = outlet.statistics()
+            await worker.window_closed(WINDOWS_WAITING + surplus - 1)
+        stats = worker.statistics()
         assert stats.windows_left_out == surplus
         assert stats.ledger.dropped == {"queue": 5 * surplus}
         exporter.release()
-        await outlet.drained()
-        outlet.offer(batch(WINDOWS_WAITING + surplus))
-        outlet.close_window(closed(WINDOWS_WAITING + surplus))
+        await worker.drained()
+        worker.offer(batch(WINDOWS_WAITING + surplus))
+        worker.close_window(closed(WINDOWS_WAITING + surplus))
     assert [window.index for window in exporter.windows] == [*range(WINDOWS_WAITING), WINDOWS_WAITING + surplus]
     assert f"{surplus} windows were not given" in exporter.windows[-1].diagnostics[-1]
-    assert outlet.statistics().ledger.exported == 5 * WINDOWS_WAITING + 10
+    assert worker.statistics().ledger.exported == 5 * WINDOWS_WAITING + 10
 
 
 class Counted(MemoryExporter):
@@ -239,69 +239,69 @@ class Counted(MemoryExporter):
 async def test_an_exporter_that_counts_only_needs_no_room(tmp_path: Path) -> None:
     """Its queue drops nothing, however long it takes: no events are in it."""
     exporter = Counted()
-    async with running(exporter, tmp_path, max_bytes=100) as outlet:
+    async with running(exporter, tmp_path, max_bytes=100) as worker:
         for window in range(50):
-            outlet.offer(batch(window))
-        assert not outlet.half_full()
+            worker.offer(batch(window))
+        assert not worker.half_full()
         exporter.free.set()
     assert exporter.number == 500
-    ledger = outlet.statistics().ledger
+    ledger = worker.statistics().ledger
     assert (ledger.offered, ledger.exported, ledger.dropped) == (500, 500, {})
 
 
 async def test_one_that_hangs_is_waited_for_once(tmp_path: Path) -> None:
     """With a queue that drops the oldest, each large batch finds it empty; nobody waits for it again."""
     exporter = MemoryExporter(hang_in="export")
-    outlet = ExporterWorker(exporter, run_facts(tmp_path), 1000, drop_oldest=True)
+    worker = ExporterWorker(exporter, run_facts(tmp_path), 1000, drop_oldest=True)
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(outlet.run)
-        outlet.offer(batch())
+        tasks.start_soon(worker.run)
+        worker.offer(batch())
         await poll(lambda: "export" in exporter.calls)
-        outlet.offer(batch())
-        assert outlet.half_full()
-        await outlet.wait_below_half()
+        worker.offer(batch())
+        assert worker.half_full()
+        await worker.wait_below_half()
         for _ in range(3):
-            outlet.offer(batch(events=100))
-            assert not outlet.half_full()
+            worker.offer(batch(events=100))
+            assert not worker.half_full()
         exporter.release()
-        outlet.finish()
+        worker.finish()
 
 
 class Later(MemoryExporter):
-    """An exporter that tells later what became of events."""
+    """An exporter that reports the delivery of events later."""
 
-    def __init__(self, *told: DeliveryResult, fail: Mapping[Method, BaseException] | None = None) -> None:
+    def __init__(self, *results: DeliveryResult, fail: Mapping[Method, BaseException] | None = None) -> None:
         super().__init__(fail=fail)
-        self.told = list(told)
-        """What it tells when a window closes."""
+        self.results = list(results)
+        """Results that it reports when a window closes."""
 
     def delivery_results(self) -> Iterable[DeliveryResult]:
         if "close_window" not in self.calls:
             return []
-        told, self.told = self.told, []
-        return told
+        results, self.results = self.results, []
+        return results
 
 
 async def test_events_are_in_flight_until_an_exporter_reports_them(tmp_path: Path) -> None:
     """Also those of a window that is closed; then they are exported, or dropped for its reasons, and in the end for want of any."""
     exporter = Later(DeliveryResult(0, 10, {"rate": 5, "filter": 3}))
     assert isinstance(exporter, SupportsDeferredAck) and not isinstance(MemoryExporter(), SupportsDeferredAck)
-    async with running(exporter, tmp_path) as outlet:
-        outlet.offer(batch())
-        outlet.offer(batch())
-        await poll(lambda: len(exporter.batches) == 2 and outlet.statistics().ledger.in_flight == 20)
-        assert outlet.statistics().waiting_events == 20
-        outlet.close_window(closed())
-    ledger = ledger_of(outlet)
+    async with running(exporter, tmp_path) as worker:
+        worker.offer(batch())
+        worker.offer(batch())
+        await poll(lambda: len(exporter.batches) == 2 and worker.statistics().ledger.in_flight == 20)
+        assert worker.statistics().waiting_events == 20
+        worker.close_window(closed())
+    ledger = ledger_of(worker)
     assert (ledger.exported, ledger.dropped, ledger.in_flight) == (10, {"rate": 5, "filter": 3}, 2)
     assert exporter.windows[0].ledger.outputs["memory"].in_flight == 20
-    outlet.abandon()
-    assert ledger_of(outlet).dropped == {"rate": 5, "filter": 3, "closed": 2}
-    assert outlet.statistics().waiting_events == 0 == ledger_of(outlet).in_flight
+    worker.abandon()
+    assert ledger_of(worker).dropped == {"rate": 5, "filter": 3, "closed": 2}
+    assert worker.statistics().waiting_events == 0 == ledger_of(worker).in_flight
 
 
 @pytest.mark.parametrize(
-    ("told", "exported", "unsent", "dropped"),
+    ("results", "exported", "unsent", "dropped"),
     [
         (
             [DeliveryResult(0, 7, {"rate": 7, "filter": 7}), DeliveryResult(0, 1), DeliveryResult(5, 3)],
@@ -313,36 +313,36 @@ async def test_events_are_in_flight_until_an_exporter_reports_them(tmp_path: Pat
     ],
 )
 async def test_an_exporter_cannot_report_more_than_it_has(
-    told: list[DeliveryResult], exported: int, unsent: int, dropped: dict[str, int], tmp_path: Path
+    results: list[DeliveryResult], exported: int, unsent: int, dropped: dict[str, int], tmp_path: Path
 ) -> None:
-    """Nor of windows that it was never given: accounts stay whole."""
-    async with running(Later(*told), tmp_path) as outlet:
-        outlet.offer(batch())
-        outlet.close_window(closed())
-    ledger = outlet.statistics().ledger
+    """Nor of windows that it never got: accounts stay whole."""
+    async with running(Later(*results), tmp_path) as worker:
+        worker.offer(batch())
+        worker.close_window(closed())
+    ledger = worker.statistics().ledger
     assert (ledger.offered, ledger.exported, ledger.unsent, ledger.dropped) == (10, exported, unsent, dropped)
 
 
 async def test_an_export_that_raises_leaves_the_account_to_the_exporter(tmp_path: Path) -> None:
     """It has the events, and says what became of them."""
     exporter = Later(DeliveryResult(0, 10), fail={"export": OSError("some other events did not arrive")})
-    async with running(exporter, tmp_path) as outlet:
-        outlet.offer(batch())
-        outlet.close_window(closed())
-    assert outlet.statistics().errors == 1
-    assert (ledger_of(outlet).exported, ledger_of(outlet).dropped) == (10, {})
+    async with running(exporter, tmp_path) as worker:
+        worker.offer(batch())
+        worker.close_window(closed())
+    assert worker.statistics().errors == 1
+    assert (ledger_of(worker).exported, ledger_of(worker).dropped) == (10, {})
 
 
 async def test_windows_that_were_forgotten_are_still_finished(tmp_path: Path) -> None:
     """Their events count in the accounts of the run."""
     exporter = Later()
-    async with running(exporter, tmp_path) as outlet:
+    async with running(exporter, tmp_path) as worker:
         for window in range(MAX_WINDOWS + 10):
-            outlet.offer(batch(window))
-            outlet.close_window(closed(window))
-        await poll(lambda: outlet.ledger(0) is None)
-        exporter.told = [DeliveryResult(window, 8, {"rate": 2}) for window in range(MAX_WINDOWS + 10)]
-    ledger = outlet.statistics().ledger
+            worker.offer(batch(window))
+            worker.close_window(closed(window))
+        await poll(lambda: worker.ledger(0) is None)
+        exporter.results = [DeliveryResult(window, 8, {"rate": 2}) for window in range(MAX_WINDOWS + 10)]
+    ledger = worker.statistics().ledger
     every = MAX_WINDOWS + 10
     assert (ledger.exported, ledger.dropped, ledger.in_flight) == (8 * every, {"rate": 2 * every}, 0)
 
@@ -367,55 +367,55 @@ class Keeper(Later):
         except anyio.get_cancelled_exc_class():
             if self.error is not None:
                 raise self.error from None
-            self.told = [DeliveryResult(0, self.got, unsent=self.got - 2)]
+            self.results = [DeliveryResult(0, self.got, unsent=self.got - 2)]
             self.unsent_files = UnsentFiles("some/where", "nobody answered", "send some/where")
             raise
 
     def delivery_results(self) -> Iterable[DeliveryResult]:
-        told, self.told = self.told, []
-        return told
+        results, self.results = self.results, []
+        return results
 
 
 async def ended_late(exporter: Keeper, path: Path) -> ExporterWorker:
-    """An outlet whose exporter was given 20 events and was cancelled in closing."""
+    """A worker whose exporter got 20 events and was cancelled in closing."""
     assert isinstance(exporter, SupportsUnsentFiles) and not isinstance(Later(), SupportsUnsentFiles)
-    outlet = ExporterWorker(exporter, run_facts(path), 1 << 20)
-    outlet.start()
-    outlet.offer(batch())
-    outlet.offer(batch())
-    outlet.finish()
+    worker = ExporterWorker(exporter, run_facts(path), 1 << 20)
+    worker.start()
+    worker.offer(batch())
+    worker.offer(batch())
+    worker.finish()
     await poll(lambda: "aclose" in exporter.calls)
-    outlet.cancel()
+    worker.cancel()
     with anyio.fail_after(30):
-        await outlet.wait()
-    outlet.abandon()
-    return outlet
+        await worker.wait()
+    worker.abandon()
+    return worker
 
 
 async def test_one_that_keeps_what_it_cannot_send_has_ended_in_order(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Though it was cancelled: it is no error, and what is kept counts as exported and is said."""
+    """Though it was cancelled: it is no error, and stored events count as exported and are reported."""
     stats = (await ended_late(Keeper(), tmp_path)).statistics()
     assert (stats.errors, stats.first_error, stats.waiting_events) == (0, "", 0)
     ledger = stats.ledger
     assert (ledger.offered, ledger.exported, ledger.unsent, ledger.dropped, ledger.in_flight) == (20, 20, 18, {}, 0)
-    said = "2 of 20 events confirmed, 18 kept in some/where (nobody answered)"
-    assert counted(ledger, stats.unsent_files) == said
+    text = "2 of 20 events confirmed, 18 kept in some/where (nobody answered)"
+    assert counted(ledger, stats.unsent_files) == text
     (record,) = caplog.records
-    assert record.getMessage() == f"output memory: {said}{remedy(stats.unsent_files)}"
+    assert record.getMessage() == f"output memory: {text}{remedy(stats.unsent_files)}"
     assert remedy(stats.unsent_files).endswith("with: send some/where") and remedy(None) == ""
 
 
 async def test_one_that_cannot_keep_it_says_itself_what_is_wrong(tmp_path: Path) -> None:
     """There is one error then: not that of the deadline as well."""
-    outlet = await ended_late(Keeper(OSError("the disk is full")), tmp_path)
-    assert [str(error) for error in outlet.raised.errors] == ["the disk is full"]
-    assert outlet.statistics().ledger.dropped == {"closed": 20}
+    worker = await ended_late(Keeper(OSError("the disk is full")), tmp_path)
+    assert [str(error) for error in worker.raised.errors] == ["the disk is full"]
+    assert worker.statistics().ledger.dropped == {"closed": 20}
 
 
 @pytest.mark.parametrize(
-    ("ledger", "kept", "text"),
+    ("ledger", "unsent", "text"),
     [
         (OutputLedger(80, 80), None, "80 of 80 events"),
         (
@@ -432,6 +432,6 @@ async def test_one_that_cannot_keep_it_says_itself_what_is_wrong(tmp_path: Path)
         ),
     ],
 )
-def test_the_outcome_of_events_in_words(ledger: OutputLedger, kept: UnsentFiles | None, text: str) -> None:
+def test_the_outcome_of_events_in_words(ledger: OutputLedger, unsent: UnsentFiles | None, text: str) -> None:
     """The same ones everywhere."""
-    assert counted(ledger, kept) == text
+    assert counted(ledger, unsent) == text

@@ -83,7 +83,7 @@ async def test_items_that_wait_are_a_group(tmp_path: Path, monkeypatch: pytest.M
 
 
 async def test_a_group_that_was_not_written_is_lost(tmp_path: Path) -> None:
-    """An exporter that hangs in the write: what it had taken counts as dropped."""
+    """An exporter that hangs in the write: its events count as dropped."""
     exporter = Grouped()
     exporter.worker = worker = ExporterWorker(exporter, run_facts(tmp_path), 1 << 20)
     found: list[object] = []
@@ -142,7 +142,7 @@ async def accounts(exporter: Counted, tmp_path: Path) -> list[tuple[int, dict[st
         ({"refused_at_end": 2}, (8, {"cap": 2})),
     ],
 )
-async def test_what_is_lost_within_a_group(what: dict[str, int], account: tuple[int, Any], tmp_path: Path) -> None:
+async def test_losses_within_a_group(what: dict[str, int], account: tuple[int, Any], tmp_path: Path) -> None:
     """Events of a call that fails, or that a size limit refuses, those of a window's end as well, count in their own window."""
     assert await accounts(Counted(**what), tmp_path) == [(10, {}), account, (10, {})]
 

@@ -1,4 +1,4 @@
-"""Windows that are opened afterwards: what is kept is what belongs to the last steps, and every event is accounted for."""
+"""Windows that are opened afterwards: the stored events are those of the last steps, and every event is accounted for."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Run:
         self.now = 0
 
     def until(self, at: int, *blocks: Block, device: Block | None = None) -> Run:
-        """The recorder has delivered up to `at`, and what of it is given here."""
+        """The recorder has delivered up to `at`, with these events."""
         marks = mark_block(SERIAL, *((ts, ts // STEP) for ts in range((self.now // STEP + 1) * STEP, at + 1, STEP)))
         self.windows.add_marks(marks)
         self.batches += self.windows.route(RECORDER, marks[marks["ts"] > 0], b"")
@@ -53,7 +53,7 @@ class Run:
         """A trigger has fired."""
         return self.windows.save(at, at_once, self.now)
 
-    def settle(self, open_spans: Block | None = None, *, close: bool = True) -> Run:
+    def advance(self, open_spans: Block | None = None, *, close: bool = True) -> Run:
         """Gives windows what they wait for, closes those that are ready, lets go."""
         while (more := self.windows.deliver()) is not None:
             self.batches += more
@@ -65,7 +65,7 @@ class Run:
         return self
 
     def events(self, window: int, *kinds: Kind, source: str | None = None) -> Block:
-        """What was given to a window."""
+        """The events that a window got."""
         wanted = [
             batch.events
             for batch in self.batches
@@ -93,11 +93,11 @@ def test_late_device() -> None:
     run.windows.add_source("device")
     run.until(5 * STEP)
     run.save(5 * STEP - 1)
-    run.settle()
+    run.advance()
     assert not run.closed
     run.until(6 * STEP, device=instant_block(450, 550))
     run.windows.watermark("device", 6 * STEP)
-    run.settle()
+    run.advance()
     assert run.events(0, source="device")["ts"].tolist() == [450]
     run.until(7 * STEP, device=instant_block(460))
     list(run.windows.end_retention())
@@ -116,7 +116,7 @@ def test_pause_lies_in_the_window() -> None:
     run.until(5 * STEP, instant_block(340, 360, 380))
     assert run.windows.ended_steps(500).numbers.tolist() == [4]
     run.save(5 * STEP - 1)
-    run.settle()
+    run.advance()
     assert run.events(0, Kind.INSTANT)["ts"].tolist() == [340, 380]
     (gap,) = run.events(0, Kind.GAP, source=STEPS)
     assert (gap["ts"], gap["dur"]) == (350, 20)
@@ -133,7 +133,7 @@ def test_losses_are_counted_in_the_window_of_their_time() -> None:
     run.windows.source_dropped("device", "source", 5, 460)
     run.save(6 * STEP - 1)
     run.windows.watermark("device", 700)
-    run.settle()
+    run.advance()
     ledger = run.closed[0].ledger()
     assert ledger["device"].dropped == {"source": 9}
     assert ledger[RECORDER].dropped == {"overflow": 11} and ledger[RECORDER].balanced()
@@ -150,21 +150,21 @@ def test_a_burst_of_steps() -> None:
     run.windows.watermark(RECORDER, 200_000)
     assert len(run.windows.ended_steps(200_000)) == 100_000
     run.save(100 + 50_000)
-    run.settle()
+    run.advance()
     assert run.steps(0) == list(range(49_992, 50_002))
     assert len(run.windows.steps) < 100
     run.check_accounts()
 
 
 def test_blocks_are_let_go_while_a_window_waits_for_them() -> None:
-    """The limit wins: what a window is still to be given is given at once, and nothing of it is lost."""
+    """The limit wins: a window gets its remaining events at once, and none is lost."""
     run = Run(max_bytes=1 << 20, steps=50)
     run.until(STEP, instant_block(*range(10, 90)))
     window = run.save(50, at_once=True)
     for round_ in range(2, 40):
         run.batches += run.windows.route(RECORDER, instant_block(*range(round_ * 1000, round_ * 1000 + 900)), b"")
     assert run.windows.retention.statistics().discarded_early > 0
-    run.settle()
+    run.advance()
     assert run.events(window.index, Kind.INSTANT)["ts"].tolist() == list(range(10, 50))
     run.check_accounts()
 
@@ -185,12 +185,12 @@ def test_blocks_of_uneven_events_keep_the_limit() -> None:
 
 
 def test_damaged_files_are_counted(tmp_path: Path) -> None:
-    """What cannot be read back is no window's, and is said in its ledger."""
+    """A file that cannot be read back belongs to no window, and the ledger counts it."""
     run = Run(directory=tmp_path).until(3 * STEP, instant_block(150, 250))
     for path in tmp_path.glob("kept-*"):
         path.write_bytes(bytes(len(path.read_bytes())))
     run.save(3 * STEP - 1)
-    run.settle()
+    run.advance()
     assert not len(run.events(0, Kind.INSTANT))
     assert run.closed[0].ledger()[RECORDER].dropped["unreadable"] == 5
     assert run.windows.retention.statistics().unreadable == 5
@@ -218,7 +218,7 @@ DELIVERIES = st.lists(
     after=st.integers(0, 3),
     linger=st.booleans(),
 )
-def test_what_is_saved_is_what_belongs_to_the_last_steps(
+def test_saved_events_are_those_of_the_last_steps(
     in_files: bool,
     deliveries: list[tuple[int, int, int]],
     saves: dict[int, bool],
@@ -227,7 +227,7 @@ def test_what_is_saved_is_what_belongs_to_the_last_steps(
     linger: bool,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
-    """Whatever arrives when: each window holds what had arrived and touches it, cut to it; each event counts once."""
+    """In any order of arrival, a window has the events that had arrived and touch it, cut to it; each event counts once."""
     directory = tmp_path_factory.mktemp("session") if in_files else None
     run = Run(directory=directory, steps=steps, after=after)
     if linger:
@@ -248,13 +248,13 @@ def test_what_is_saved_is_what_belongs_to_the_last_steps(
         at = step * STEP - 1
         if step in saves and not run.windows.saved_at(at) and run.windows.window_at(at) is None:
             asked[run.save(at, at_once=saves[step]).index] = step - 1
-        run.settle()
+        run.advance()
         for window in run.closed:
             closed_at.setdefault(window.index, step)
         run.check_accounts()
     run.windows.close(WindowEnds(40 * STEP, complete=True), run.now)
     run.now += 2000
-    run.settle()
+    run.advance()
     ends = [0]
     for window in run.closed:
         start, end = window.interval

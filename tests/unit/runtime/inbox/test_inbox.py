@@ -27,15 +27,15 @@ from tests.support.messages import refused
 
 @given(st.lists(st.one_of(st.sampled_from([0, 30, 50, 100]).map(lambda size: ("put", size)), st.just(("take", 0)))))
 def test_accounts_hold_after_any_calls(calls: list[tuple[str, int]]) -> None:
-    """Every item put is taken once, in order, or still there at the end; what did not fit is counted and nowhere else. What has no
+    """Every item put is taken once, in order, or still there at the end; items that did not fit are counted only. An item without
     size, such as the end of a window, always fits."""
     inbox: Inbox[int] = Inbox(100, lambda: None)
     expected: list[int] = []
-    taken: list[int] = []
+    received: list[int] = []
     too_large = 0
     for number, (call, size) in enumerate(calls):
         if call == "take":
-            taken += inbox.pop_all()
+            received += inbox.pop_all()
         elif inbox.put(number, size):
             expected.append(number)
         else:
@@ -43,14 +43,14 @@ def test_accounts_hold_after_any_calls(calls: list[tuple[str, int]]) -> None:
             too_large += 1
         assert inbox.statistics().waiting_bytes <= 100
     stats = inbox.statistics()
-    assert (stats.put, stats.received, stats.refused) == (len(expected), len(taken), too_large)
+    assert (stats.put, stats.received, stats.refused) == (len(expected), len(received), too_large)
     assert stats.put == stats.received + stats.waiting
-    assert taken + inbox.close() == expected
+    assert received + inbox.close() == expected
     with pytest.raises(ClosedError):
         inbox.put(2)
 
 
-def test_what_may_wait_wakes_the_consumer_later() -> None:
+def test_patient_items_wake_the_consumer_later() -> None:
     """Begins and ends of windows are looked at together."""
     wakes: list[str] = []
     inbox: Inbox[int] = Inbox(10, lambda: wakes.append("now"), lambda: wakes.append("later"))
@@ -79,10 +79,10 @@ def test_puts_from_many_threads_and_a_close_in_between() -> None:
     for thread in threads:
         thread.start()
     started.wait()
-    taken = inbox.pop_all() + inbox.pop_all() + inbox.close()
+    received = inbox.pop_all() + inbox.pop_all() + inbox.close()
     for thread in threads:
         thread.join()
-    assert sorted(taken) == sorted(accepted)
+    assert sorted(received) == sorted(accepted)
 
 
 def block(count: int, arguments: int = 0) -> tuple[Block, bytes]:
@@ -107,16 +107,16 @@ def test_the_first_events_that_fit(count: int, arguments: int, step: int, room: 
     """They fit with their arguments, in any order of these, and one more would not; all are the block itself."""
     whole, args = block(count, arguments)
     events = whole[::step]
-    kept, heap = cut_block(events, args, room)
-    assert kept["id"].tolist() == events["id"][: len(kept)].tolist()
-    for row in kept:
+    cut, heap = cut_block(events, args, room)
+    assert cut["id"].tolist() == events["id"][: len(cut)].tolist()
+    for row in cut:
         decoded = _core.decode_arguments(heap, int(row["args_at"]), int(row["args_len"])) if row["args_len"] else {}
         assert decoded == {f"key {index}": int(row["id"]) * 100 + index for index in range(arguments)}
-    if len(kept) == len(events):
-        assert kept is events or kept.nbytes + len(heap) <= max(room, 0)
+    if len(cut) == len(events):
+        assert cut is events or cut.nbytes + len(heap) <= max(room, 0)
         return
-    assert kept.nbytes + len(heap) <= max(room, 0)
-    more = events[: len(kept) + 1]
+    assert cut.nbytes + len(heap) <= max(room, 0)
+    more = events[: len(cut) + 1]
     reach = int((more["args_at"] + more["args_len"]).max())
     assert more.nbytes + reach > room
 
@@ -126,8 +126,8 @@ def test_arguments_that_point_nowhere_cost_nothing() -> None:
     events, _ = block(40)
     events["args_at"], events["args_len"] = 7, 1 << 20
     events["flags"][:20] = int(Flag.ARG_INLINE)
-    kept, heap = cut_block(events, b"", 1000)
-    assert len(kept) == 15 and heap == b""
+    cut, heap = cut_block(events, b"", 1000)
+    assert len(cut) == 15 and heap == b""
 
 
 def test_the_inbox_takes_the_first_events_of_a_block() -> None:
@@ -201,13 +201,13 @@ MIB = 1 << 20
 
 
 def total(limits: MemoryLimits, exporters: int) -> int:
-    """What all of it holds together."""
+    """Bytes of all parts together."""
     return limits.ring_bytes + limits.drained_bytes + limits.inbox_bytes + exporters * limits.queue_bytes
 
 
 @pytest.mark.parametrize("exporters", [0, 1, 2, 7])
 @pytest.mark.parametrize(
-    "given",
+    "options",
     [
         Options(),
         Options(memory_bytes=16 * MIB),
@@ -216,13 +216,13 @@ def total(limits: MemoryLimits, exporters: int) -> int:
         Options(ring_bytes=4096, inbox_bytes=1, queue_bytes=1),
     ],
 )
-def test_all_together_fit(given: Options, exporters: int) -> None:
-    """Whatever is given; and nothing is left without room."""
-    limits = memory_limits(given, exporters)
-    assert total(limits, exporters) <= given.memory_bytes
+def test_all_together_fit(options: Options, exporters: int) -> None:
+    """All parts fit for any options, and each has room."""
+    limits = memory_limits(options, exporters)
+    assert total(limits, exporters) <= options.memory_bytes
     assert min(limits.ring_bytes, limits.inbox_bytes, limits.queue_bytes) > 0
     for name in ("ring_bytes", "inbox_bytes", "queue_bytes"):
-        assert getattr(given, name) in (None, getattr(limits, name))
+        assert getattr(options, name) in (None, getattr(limits, name))
 
 
 def test_shares_without_settings() -> None:
@@ -233,9 +233,9 @@ def test_shares_without_settings() -> None:
 
 
 def test_too_much_is_refused_with_what_is_needed() -> None:
-    """The sum is told, and the setting that would do is taken."""
-    given = Options(ring_bytes=100 * MIB, queue_bytes=20 * MIB)
+    """The message has the sum, and the setting that it advises is accepted."""
+    options = Options(ring_bytes=100 * MIB, queue_bytes=20 * MIB)
     with refused(ValueError, "Options.memory_bytes", "memory_bytes=269 << 20"):
-        memory_limits(given, 2)
+        memory_limits(options, 2)
     enough = Options(memory_bytes=269 << 20, ring_bytes=100 * MIB, queue_bytes=20 * MIB)
     assert memory_limits(enough, 2).inbox_bytes == 9 * MIB

@@ -150,7 +150,7 @@ def spans(count: int) -> Block:
     return block
 
 
-def test_what_repeats_takes_next_to_nothing() -> None:
+def test_repeated_values_take_next_to_nothing() -> None:
     """Regular times and ids are hardly there."""
     frame, _, _ = encoded(EventBatch("recorder", 0, spans(8_000), b""))
     assert len(frame) < 8_000 // 4
@@ -164,7 +164,7 @@ def test_content_that_is_not_compressed_is_read() -> None:
 
 
 def test_arguments_that_are_none_are_left_out() -> None:
-    """Those outside of the heap when they are written, those that make no sense when they are read: the events stay."""
+    """Those beyond the heap when they are written, those that make no sense when they are read: the events stay."""
     block = spans(3)
     block["args_at"], block["args_len"] = [0, 4, 0], [9, 1 << 20, 0]
     frame, compressed, cut = encoded(EventBatch("recorder", 0, block, b"\xff" * 9))
@@ -332,7 +332,7 @@ def test_batches_come_back_from_their_payloads(sizes: list[int]) -> None:
 
 @given(st.binary(max_size=640), st.binary(max_size=50), st.integers(0, 400))
 def test_rows_come_back_as_they_were(data: bytes, heap: bytes, short: int) -> None:
-    """Whatever they hold; and nothing of a payload that is not whole."""
+    """Rows with any content; a payload that is not whole has none."""
     events = np.frombuffer(data[: len(data) // 64 * 64], EVENT_DTYPE)
     payload = b"".join(map(bytes, fmt.encode_rows("any", 3, events, heap)))
     decoded = fmt.decode_rows(payload, 0)
@@ -343,7 +343,7 @@ def test_rows_come_back_as_they_were(data: bytes, heap: bytes, short: int) -> No
     assert fmt.decode_rows(payload, fmt.COLUMNS) is None and fmt.decode_columns(payload, 0, IdMap()) is None
 
 
-def test_what_becomes_small_is_not_divided(tmp_path: Path) -> None:
+def test_compressible_batches_are_not_divided(tmp_path: Path) -> None:
     """Frames have a limit of their own for what is written: events that are alike are one frame, noise with long names is several."""
     noise = np.frombuffer(random.Random(0).randbytes(64 * 8_000), EVENT_DTYPE).copy()
     noise["args_len"] = 0

@@ -55,7 +55,7 @@ def batches_in(path: Path) -> list[list[Described]]:
 
 
 def test_every_cut_keeps_the_whole_frames(tmp_path: Path) -> None:
-    """Cut at any byte, a journal gives exactly the frames that are whole, and tells how many bytes are not."""
+    """Cut at any byte, a journal gives exactly the frames that are whole, and says how many bytes are not."""
     data = sample(tmp_path)
     path = tmp_path / "journal"
     replace_file(path, data)
@@ -143,7 +143,7 @@ def test_a_destroyed_header_costs_nothing(tmp_path: Path) -> None:
 
 
 def test_a_journal_inside_an_event_stays_there(tmp_path: Path) -> None:
-    """Frames inside an argument are not taken for the journal's own when the frame around them is damaged."""
+    """Frames inside an argument do not pass for the journal's own when the frame around them is damaged."""
     inner = write_journal(tmp_path / "inner", [batch_of(spans(["never written"]))]).read_bytes()
     journal = HandMade(tmp_path / "journal").frame(200, inner).events(spans(["after"]))
     data = bytearray(journal.path.read_bytes())
@@ -154,7 +154,7 @@ def test_a_journal_inside_an_event_stays_there(tmp_path: Path) -> None:
 
 
 def test_a_page_of_zeros_is_passed_over(tmp_path: Path) -> None:
-    """What a file system leaves after a loss of power does not hide the frames behind it."""
+    """Zeros that a file system leaves after a loss of power do not hide the frames behind them."""
     data = sample(tmp_path)
     border = frame_borders(data)[6]
     path = replace_file(tmp_path / "journal", data[:border] + bytes(3 << 20) + data[border:])

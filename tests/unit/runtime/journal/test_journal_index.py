@@ -90,7 +90,7 @@ def written(directory: Path, acts: Sequence[Act]) -> Path:
 
 
 def read(path: Path, only: int | None) -> tuple[list[Any], Any, Any]:
-    """What belongs to a window, and the run's metadata and accounts."""
+    """The batches and windows of one window, or of all, and the run's metadata and accounts."""
     with JournalReader(path) as reader:
         items = list(reader.items(only))
         assert not reader.damage.harm()
@@ -134,8 +134,8 @@ def test_steps_are_read_alone(
         for batch in batches:
             of_steps = (batch.events["step"] >= steps[0]) & (batch.events["step"] <= steps[1])
             in_time = (batch.events["ts"] < times[1]) & (batch.events["ts"] + batch.events["dur"] > times[0])
-            kept = batch.events[of_steps | in_time]
-            found += [described(msgspec.structs.replace(batch, events=kept))] if len(kept) else []
+            rows = batch.events[of_steps | in_time]
+            found += [described(msgspec.structs.replace(batch, events=rows))] if len(rows) else []
         return found
 
     with pytest.MonkeyPatch.context() as patch:
@@ -188,7 +188,7 @@ def test_frames_that_end_before_they_begin_are_not_read_twice(tmp_path: Path, mo
 
 
 def test_steps_are_looked_for_in_the_indexes_of_their_window(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What others say costs a merge of all steps of many windows nothing."""
+    """Indexes of other windows make a merge of all steps of many windows no slower."""
     monkeypatch.setattr(journal_index, "STRETCH_BYTES", 1)
     path = written(tmp_path, [(number // 8, number % 8 == 7, True) for number in range(80)])
     with JournalReader(path) as reader:

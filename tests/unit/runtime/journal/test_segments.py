@@ -189,8 +189,8 @@ def test_an_old_file_is_followed_by_a_new_one(tmp_path: Path, monkeypatch: pytes
     assert len(segment_paths(path)) > 1
 
 
-def test_what_is_no_file_among_many_costs_itself_only(tmp_path: Path) -> None:
-    """A FIFO, a directory, a link to nothing and an empty file in the places of early segments, which are not kept open."""
+def test_an_irregular_file_among_many_costs_itself_only(tmp_path: Path) -> None:
+    """A FIFO, a directory, a link to nothing and an empty file in the places of early segments, which do not stay open."""
     path = many(tmp_path)
     files = segment_paths(path)
     assert len(files) > MAX_DESCRIPTORS + 8
@@ -272,7 +272,7 @@ def test_the_oldest_files_give_way_to_new_ones(tmp_path: Path) -> None:
     ("limit", "batch", "segment_bytes"), [(1 << 16, 20, 1 << 20), (1 << 16, 200, 1 << 20), (1 << 17, 20, 4096)]
 )
 def test_one_endless_window_keeps_its_last_events(tmp_path: Path, limit: int, batch: int, segment_bytes: int) -> None:
-    """However large batches are beside segments."""
+    """However large batches are compared with segments."""
     writer = JournalWriter(
         tmp_path / "journal", max_bytes=limit, segment_bytes=segment_bytes, when_full="delete_oldest"
     )

@@ -35,7 +35,7 @@ def test_metadata_reaches_every_window_whenever_it_was_added(output_dir: Path) -
         profiler.add_metadata(3, "x")  # type: ignore[arg-type]
 
 
-def test_metadata_that_is_not_json_is_kept_as_text(output_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_metadata_that_is_not_json_is_stored_as_text(output_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A wrong text does not raise into training, and is not lost."""
     memory = MemoryExporter()
     with sc.trace(exporters=[memory], output_dir=output_dir) as profiler:

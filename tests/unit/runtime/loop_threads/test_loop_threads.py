@@ -49,7 +49,7 @@ async def test_work_can_be_cancelled(early: bool) -> None:
     assert seen == ["cancelled"] or early
 
 
-async def test_what_work_raises_is_reported() -> None:
+async def test_exceptions_of_work_are_reported() -> None:
     """Nobody else would hear of it."""
     seen: list[BaseException] = []
 
@@ -64,7 +64,7 @@ async def test_what_work_raises_is_reported() -> None:
     "how", ["time.sleep(1000)", "await anyio.sleep_forever()", "await asyncio.to_thread(time.sleep, 1000)"]
 )
 def test_the_interpreter_does_not_wait(how: str) -> None:
-    """Whatever the work does when the program ends."""
+    """The program ends, whichever call the work waits in."""
     program = f"""
 import anyio, asyncio, threading, time
 from stepscope.runtime.loop_threads.loop_thread import LoopThread
@@ -148,7 +148,7 @@ def test_an_executor_outlives_a_system_without_threads(monkeypatch: pytest.Monke
 
 
 async def test_no_change_made_by_another_thread_is_missed() -> None:
-    """A thousand changes, each told right when the waiting for it begins."""
+    """A thousand changes, each reported right when the waiting for it begins."""
     change, value = LoopCondition(), 0
     turn = threading.Semaphore(0)
 
@@ -286,7 +286,7 @@ async def impatiently(work: Coroutine[Any, Any, object]) -> asyncio.Task[object]
     return task
 
 
-async def test_who_ends_tasks_is_cancelled() -> None:
+async def test_the_task_that_ends_others_is_cancelled() -> None:
     """It returns no earlier for that: tasks that take their time have ended."""
     ended = asyncio.Event()
 
@@ -305,8 +305,8 @@ async def test_who_ends_tasks_is_cancelled() -> None:
     assert task.done() and ended.is_set()
 
 
-async def test_what_is_finished_is_not_left_half_done() -> None:
-    """Who waits may be cancelled as often as one likes: it ends, and the cancellation comes then."""
+async def test_finished_work_is_not_left_half_done() -> None:
+    """A waiting task may be cancelled as often as one likes: the work ends, and the cancellation comes then."""
     steps: list[int] = []
 
     async def work() -> int:
@@ -320,7 +320,7 @@ async def test_what_is_finished_is_not_left_half_done() -> None:
     assert len(steps) == 10
 
 
-async def test_what_cannot_be_finished_is_cancelled() -> None:
+async def test_work_that_takes_too_long_is_cancelled() -> None:
     """Work that takes too long has ended, too; its exception is raised, also for a cancelled caller."""
     ended = asyncio.Event()
 

@@ -11,7 +11,7 @@ from stepscope.runtime.overhead.governor import MARGIN, MAX_CALM_READINGS, MIN_C
 from stepscope.runtime.schedule.detail import EVERYTHING, FULL, LEVELS
 
 costs = st.lists(st.floats(0, 50), min_size=len(LEVELS), max_size=len(LEVELS)).map(lambda some: sorted(some)[::-1])
-"""What each level costs, as a share of the time; above 1 where several threads record."""
+"""The cost of each level, as a share of the time; above 1 where several threads record."""
 budgets = st.floats(0.001, 1)
 
 

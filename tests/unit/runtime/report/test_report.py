@@ -23,22 +23,22 @@ def test_every_line_of_a_report_is_explained(output_dir: Path) -> None:
         profiler.step()
         profiler.save()
     report = profiler.report()
-    said = set(re.findall(r"^  (\w+)", report.text(verbose=True), re.MULTILINE))
+    titles = set(re.findall(r"^  (\w+)", report.text(verbose=True), re.MULTILINE))
     shorter = set(re.findall(r"^  (\w+)", str(report), re.MULTILINE))
-    assert said - {"clock", "cost"} == shorter | {"overhead"}  # of which a run of less than a second says nothing
-    assert {"state", "run", "recorded", "output", "flight", "saved", "clock", "backend", "cost", "overhead"} <= said
+    assert titles - {"clock", "cost"} == shorter | {"overhead"}  # of which a run of less than a second says nothing
+    assert {"state", "run", "recorded", "output", "flight", "saved", "clock", "backend", "cost", "overhead"} <= titles
     could_be = set(re.findall(r'f"(\w+) {2,}', inspect.getsource(run_report)))
     assert len(could_be) > 10
     explained = set(re.findall(r"`(\w+)`", "".join(re.findall(r"^\| (`.*?) \|", PAGE, re.MULTILINE))))
-    assert said | could_be <= explained
+    assert titles | could_be <= explained
 
 
-def test_what_cost_and_overhead_measure_is_reported(output_dir: Path) -> None:
+def test_the_report_says_what_cost_and_overhead_measure(output_dir: Path) -> None:
     """One is time of single threads that passed, the other processor time of all of them: they are not to be added up."""
     with sc.trace(output_dir=output_dir) as profiler:
         time.sleep(1.1)  # a shorter run is not judged
-    said = profiler.report().text(verbose=True)
-    cost, overhead = said.split("\n  cost ")[1].split("\n  overhead ")
+    text = profiler.report().text(verbose=True)
+    cost, overhead = text.split("\n  cost ")[1].split("\n  overhead ")
     assert "in the background: sorting events " in cost and "ms, journal " in cost
     assert "of the time recorded: a step has " in overhead
     assert "of processor time in the background" in overhead
@@ -46,19 +46,19 @@ def test_what_cost_and_overhead_measure_is_reported(output_dir: Path) -> None:
 
 
 def test_a_window_that_began_with_the_end_is_reported(output_dir: Path) -> None:
-    """What was recorded of it is said not to be given: the lines add up."""
+    """Its recorded events are reported as not exported: the lines add up."""
     with sc.trace(schedule=sc.schedule(wait=0, warmup=0, active=5), output_dir=output_dir) as profiler:
         for _ in range(10):
             with sc.span("work"):
                 pass
             profiler.step()
-    said = str(profiler.report())
+    text = str(profiler.report())
     pipeline = profiler.statistics().pipeline
     assert pipeline is not None
     (output,) = pipeline.exporters
     recorded = sum(pipeline.windows.accepted.values())
     assert pipeline.windows.withheld == recorded - output.ledger.exported > 0
-    assert f"{pipeline.windows.withheld:,} of them not passed on" in said
+    assert f"{pipeline.windows.withheld:,} of them not passed on" in text
 
 
 def test_a_profiler_shows_its_state(output_dir: Path) -> None:

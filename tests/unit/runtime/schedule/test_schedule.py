@@ -103,7 +103,7 @@ def test_plan_of_a_plain_callable_is_the_same(values: dict[str, int], length: in
 
 @given(values=schedules, length=st.integers(min_value=1, max_value=60))
 def test_advice_in_the_diagnostics_works(values: dict[str, int], length: int) -> None:
-    """Whoever runs the number of steps that a diagnostic asks for does not meet that diagnostic again."""
+    """A run with the number of steps that a diagnostic asks for does not get that diagnostic again."""
     ours = schedule(**values)
     for sentence in ours.plan(length).diagnostics:
         name, _, advice = sentence.rpartition("run ")
@@ -165,7 +165,7 @@ def test_negative_steps_are_refused() -> None:
 
 
 def test_repr_is_the_code_that_makes_it() -> None:
-    """What is printed can be pasted, and arguments left at their defaults are left out."""
+    """The printed text can be pasted, and arguments left at their defaults are left out."""
     plain = schedule(wait=1, warmup=2, active=3)
     assert repr(plain) == "schedule(wait=1, warmup=2, active=3)"
     full = schedule(wait=1, warmup=2, active=3, repeat=4, skip_first=5, skip_first_wait=6)
@@ -247,13 +247,13 @@ def test_plan_of_a_long_loop_stays_readable() -> None:
     ],
 )  # fmt: skip
 def test_a_loop_that_does_not_fit_its_schedule(values: dict[str, int], steps: int, first: int, sentence: str) -> None:
-    """It is said what is missing, and how long the loop would have to be; and what it costs to have no warm-up."""
-    (said,) = schedule(**values).plan(steps, first=first).diagnostics
-    assert said.startswith(sentence)
+    """The plan says what is missing, and how long the loop would have to be; and what it costs to have no warm-up."""
+    (diagnostics,) = schedule(**values).plan(steps, first=first).diagnostics
+    assert diagnostics.startswith(sentence)
 
 
 def test_plan_of_a_run_that_goes_on() -> None:
-    """A run that begins at a later step is planned from there; a window that is open at its end is said to be. A loop without steps
+    """A run that begins at a later step is planned from there; a window that is open at its end is reported. A loop without steps
     has an empty plan."""
     ours = schedule(wait=1, warmup=1, active=1, repeat=2)
     assert ours.plan(4, first=2).line == "S-WS"
@@ -289,7 +289,7 @@ def test_never_stepped_is_explained() -> None:
 
 
 def test_a_users_callable_is_not_called_to_explain() -> None:
-    """A callable may count its calls, so what happened is told from what was counted."""
+    """A callable may count its calls, so its past is read from its own count."""
 
     def untouchable(step: int) -> int:
         raise AssertionError(step)

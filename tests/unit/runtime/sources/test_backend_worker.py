@@ -53,7 +53,7 @@ async def test_calls_come_in_order_on_one_thread() -> None:
     assert not any(thread.name == "stepscope mine" for thread in threading.enumerate())
 
 
-async def test_what_still_runs_after_closing_is_cancelled() -> None:
+async def test_tasks_that_run_after_closing_are_cancelled() -> None:
     mine, ended = worker(), list[type[BaseException]]()
     begun = threading.Event()
 
@@ -123,7 +123,7 @@ async def test_a_system_that_has_none(
     lacking: Callable[[pytest.MonkeyPatch, Callable[[], Awaitable[None]]], Awaitable[str]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The reason is told, nobody waits, and a later call begins anew."""
+    """The reason is reported, nobody waits, and a later call begins anew."""
     failures, called = list[BaseException](), list[int]()
     mine = worker(failures)
 

@@ -1,4 +1,4 @@
-"""What one thread gives and others wait for, and who interrupts them."""
+"""A value that one thread sets and others wait for, and interrupted waits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.support.interrupting import interrupting
 
 
 def test_it_is_set_once() -> None:
-    """To a value, or to an error, which everybody gets who asks; until then who waits for a time only is told so."""
+    """To a value, or to an error, which every later call returns or raises; until then a wait with a timeout ends without it."""
     promise, failed = OneShot[int](), OneShot[int]()
     assert not promise.wait(0.01) and not promise.done
     with pytest.raises(TimeoutError):

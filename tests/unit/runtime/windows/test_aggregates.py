@@ -163,7 +163,7 @@ def test_counter_values_that_are_not_finite_are_left_out_and_counted() -> None:
     assert aggregates.counts()["not_finite"] == 3
 
 
-def test_kinds_of_one_name_are_kept_apart() -> None:
+def test_kinds_of_one_name_have_own_rows() -> None:
     """A span, a counter and an instant may share a name; other kinds are not counted at all."""
     aggregates = Aggregates()
     for kind in Kind:
@@ -182,7 +182,7 @@ def test_negative_times_count_as_nothing_and_are_counted() -> None:
 
 
 def test_spans_that_were_cut_are_counted() -> None:
-    """Clipped and open spans are part of the sums, and the reader is told how many there are."""
+    """Clipped and open spans are part of the sums, and their number is shown."""
     aggregates = Aggregates()
     events: Any = span_block([(FIRST, 0, 5, 5)] * 4)
     events["flags"] = [0, Flag.CLIPPED, Flag.OPEN | Flag.CLIPPED, Flag.ERROR | Flag.ASYNC]
@@ -191,7 +191,7 @@ def test_spans_that_were_cut_are_counted() -> None:
     assert rows(aggregates)[FIRST, 0].count == 4
 
 
-def test_more_names_than_are_kept_apart_share_one_row() -> None:
+def test_names_beyond_the_limit_share_one_row() -> None:
     """Memory is bounded, and nothing is lost from the sums, also by merging."""
     extra = 1000
     names = 2**18 + np.arange(MAX_KEYS + extra)
@@ -278,7 +278,7 @@ def test_a_table_takes_memory_for_its_keys_only() -> None:
     def resident() -> int:
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
 
-    Aggregates().update(empty_block(1 << 18))  # its block is taken back here
+    Aggregates().update(empty_block(1 << 18))  # its block is released here
     few = empty_block(3)
     few["kind"], few["name"], few["dur"] = int(Kind.SPAN), [FIRST, FIRST + 1, FIRST + 2], [10, 1000, 100_000]
     before = resident()

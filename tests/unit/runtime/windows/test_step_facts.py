@@ -137,7 +137,7 @@ def test_an_optimizer_in_backward_is_an_optimizer() -> None:
 
 
 def test_long_runs_are_finished_on_the_way() -> None:
-    """The same facts, and nothing is kept of steps that are over."""
+    """The same facts, and no memory is used for steps that are over."""
     builder = StepFactsBuilder()
     count = 4 * MANY_OPEN
     for step in range(count):
@@ -154,7 +154,7 @@ def test_long_runs_are_finished_on_the_way() -> None:
 
 
 def test_a_step_without_end_is_finished_on_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is held of a run that never steps does not grow, and its phases add up all the same."""
+    """Memory for a run that never steps does not grow, and its phases add up all the same."""
     monkeypatch.setattr(step_facts, "MOST_INTERVALS", 200)
     monkeypatch.setattr(step_facts, "MANY_INTERVALS", 100)
     builder = StepFactsBuilder()
@@ -179,7 +179,7 @@ def test_a_span_around_steps_hides_none_of_its_own() -> None:
     assert found["phases"][:, Phase.SPAN].tolist() == [100, 0, 0, 0, 50, 0, 0, 0, 0, 0]
 
 
-def test_what_other_threads_do_is_no_part_of_the_step() -> None:
+def test_work_of_other_threads_is_no_part_of_the_step() -> None:
     """But for autograd's thread, while nothing else is open here."""
     found = facts(
         [

@@ -190,7 +190,7 @@ def test_small_windows_are_counted_together_as_each_alone(
 def test_steps_are_finished_as_soon_as_all_of_them_came(
     monkeypatch: pytest.MonkeyPatch, run: tuple[list[int], list[Block], int], data: st.DataObject
 ) -> None:
-    """However few are kept open, the facts are those of the whole."""
+    """However few are open, the facts are those of the whole."""
     monkeypatch.setattr(step_facts, "MIN_OPEN", 0)
     monkeypatch.setattr(step_facts, "MANY_OPEN", 0)
     _, events, end = run

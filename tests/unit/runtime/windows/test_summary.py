@@ -44,7 +44,7 @@ names = st.text(st.characters(codec="utf-8"), max_size=60)
 
 
 def row(name: str, self_ns: int = 1000, count: int = 1, **changes: Any) -> SummaryRow:
-    """A row of a name, with plain values for what is not given."""
+    """A row of a name, with plain defaults."""
     values: dict[str, Any] = {
         "category": "cpu_op",
         "total_ns": 2000,
@@ -166,7 +166,7 @@ def test_markdown_has_full_names_and_the_same_numbers() -> None:
 
 
 def test_json_gives_all_rows_in_full_precision() -> None:
-    """What is shown can be read back into the same summary."""
+    """The JSON can be read back into the same summary."""
     summary = Summary(tuple(row(f"op{i}", self_ns=i, mean_ns=1 / 3) for i in range(50, 0, -1)))
     data = json.loads(summary.json())
     assert [SummaryRow(**entry) for entry in data["rows"]] == list(summary.rows)
@@ -246,7 +246,7 @@ def test_a_wide_terminal_shows_long_names(monkeypatch: pytest.MonkeyPatch) -> No
 
 @given(names)
 def test_no_name_breaks_markdown(text: str) -> None:
-    """One line, with as many cells as the title has, once escaped pipes are taken out."""
+    """One line, with as many cells as the title has, once escaped pipes are removed."""
     lines = Summary((row(text),)).markdown().split("\n")
     assert lines[2].replace("\\|", "").count("|") == lines[0].count("|")
     assert printable(lines[2]) == lines[2]

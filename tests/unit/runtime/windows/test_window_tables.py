@@ -1,4 +1,4 @@
-"""Tables of closed windows are kept within bounds."""
+"""Tables of closed windows are bounded."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def table(names: int = 1) -> WindowTable:
     return made
 
 
-def test_the_newest_are_kept() -> None:
+def test_the_newest_stay() -> None:
     """Of small ones a number."""
     tables = WindowTables()
     for window in range(MAX_TABLES + 10):
@@ -28,7 +28,7 @@ def test_the_newest_are_kept() -> None:
 
 
 def test_large_ones_are_bounded_by_their_bytes() -> None:
-    """They go sooner; what is kept is what is counted."""
+    """They go sooner; the counted bytes are those of the stored tables."""
     one = table(500).nbytes()
     assert one > 500 * 1000  # many buckets each
     tables = WindowTables(10 * one)
@@ -38,7 +38,7 @@ def test_large_ones_are_bounded_by_their_bytes() -> None:
     assert tables.get(89) is None and all(tables.get(window) is not None for window in range(90, 100))
 
 
-def test_the_newest_is_kept_however_large() -> None:
+def test_the_newest_stays_however_large() -> None:
     """A callback gets the table of the window that it is called for."""
     tables = WindowTables(1)
     for window in range(3):

@@ -56,7 +56,7 @@ def test_events_belong_to_the_window_and_step_of_their_timestamp() -> None:
     assert state.statistics().outside == {RECORDER: 1}
 
 
-def test_what_a_device_was_launched_for_belongs_to_that_window() -> None:
+def test_kernels_belong_to_the_window_of_their_launch() -> None:
     """Whole, in the step that ended, also where the next window has begun; what comes too late is late."""
     state = windows()
     state.add_source("device")
@@ -79,7 +79,7 @@ def test_what_a_device_was_launched_for_belongs_to_that_window() -> None:
     assert (found.late["device"], found.outside["device"], found.dropped["device"]) == (1, 1, {"late": 1})
 
 
-def test_what_had_not_come_when_a_window_closed_is_missing_once() -> None:
+def test_events_that_came_after_a_window_closed_are_missing_once() -> None:
     """From the source's watermark on; what the source says of the same time later is not added."""
     state = windows(linger=50)
     state.add_source("device")
@@ -129,7 +129,7 @@ def test_a_span_across_two_windows_is_in_both_each_with_its_part() -> None:
     close(state, 100)
     state.open(StepMark(100, 1, 1))
     batches = state.route(RECORDER, span_block((80, 150)), b"")
-    # What had begun before the window waits for something that begins in it.
+    # An event that had begun before the window waits for one that begins in it.
     assert {batch.window: batch.events["dur"].tolist() for batch in batches} == {0: [20]}
     batches = state.route(RECORDER, span_block((120, 130), first_id=2), b"")
     assert [(batch.window, batch.events["dur"].tolist()) for batch in batches] == [(1, [50]), (1, [10])]
@@ -208,8 +208,8 @@ def test_marks_may_come_ahead_and_out_of_order() -> None:
 
 
 @pytest.mark.parametrize(("event_at", "end"), [(None, 50), (55, 60)])
-def test_what_follows_the_last_call_of_step_is_no_step(event_at: int | None, end: int) -> None:
-    """A loop that calls step() at its end begins a step that never comes. What the program does then is in the window."""
+def test_time_after_the_last_call_of_step_is_no_step(event_at: int | None, end: int) -> None:
+    """A loop that calls step() at its end begins a step that never comes. Events after that are in the window."""
     state = windows()
     state.open(StepMark(0, 0, 1))
     state.route(RECORDER, mark_block(SERIAL, (50, 1)), b"")
@@ -268,7 +268,7 @@ def test_every_event_is_accounted_for(spans: list[tuple[int, int]], borders: lis
     st.lists(st.integers(-10, 1100), max_size=60),
 )
 def test_the_step_of_any_time(marks: list[int], times: list[int]) -> None:
-    """The latest step that began by then; before the first one, the first. Whatever the order of the times."""
+    """The latest step that began by then; before the first one, the first. The order of the times does not matter."""
     first, *rest = sorted(marks)
     steps = StepMarks(StepMark(first, 0, 1))
     steps.add(join_blocks([NONE, *(mark_block(SERIAL, (ts, number)) for number, ts in enumerate(rest, 1))]), 2000)

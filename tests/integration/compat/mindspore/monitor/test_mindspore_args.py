@@ -40,7 +40,7 @@ def test_defaults() -> None:
 
 @pytest.mark.checklist("A14")
 def test_asking_changes_nothing() -> None:
-    """What the profiler gets is made anew each time, without start, stop, mode and validity."""
+    """The profiler's arguments are made anew each time, without start, stop, mode and validity."""
     args = DynamicProfilerArgs(3, 4, 4, 2, 1, 1, True, True, False, True)
     expected = {
         "profiler_level": ProfilerLevel.Level2,
@@ -90,7 +90,7 @@ def test_numbers_and_names(field: str, value: Any, meant: Any) -> None:
     ],
 )
 def test_names_without_a_number(field: str, value: Any, meant: Any) -> None:
-    """They are kept as they are, in the fields and in a block; MindSpore's bytes cannot hold them, which raises."""
+    """They stay as they are, in the fields and in a block; MindSpore's bytes cannot hold them, which raises."""
     args = DynamicProfilerArgs(**{field: value})
     assert args.args[field] == meant
     assert args.vars[field] == value
@@ -123,7 +123,7 @@ def test_names_without_a_number(field: str, value: Any, meant: Any) -> None:
     ],
 )
 def test_wrong_values(field: str, value: Any, reason: str, used: str) -> None:
-    """Whatever is replaced is said: the field, the value, what it must be, and what is used instead."""
+    """The message has the field, the value, its range, and the value that is used instead."""
     (text,) = DynamicProfilerArgs(**{field: value}).diagnostics
     assert text.startswith(f"{field} must ") and f"got {type(value).__name__}: {value!r}" in text
     assert reason in text
@@ -158,7 +158,7 @@ OWN_FILE: dict[str, Any] = {
 
 @pytest.mark.checklist("A5", "B17")
 def test_the_file_of_mindspore_itself() -> None:
-    """It is read as it is; `analyse` decides whether products are made, and what contradicts it is said."""
+    """It is read as it is; `analyse` decides whether products are made, and contradictions are reported."""
     args = DynamicProfilerArgs(**OWN_FILE)
     assert (args.diagnostics, args.analyse_mode, args.prof_path) == ((), None, "./")
     for mode, meant in ((-1, "sync"), (0, "sync"), (1, "async")):
@@ -273,7 +273,7 @@ def test_our_format() -> None:
 @pytest.mark.checklist("A13")
 @given(st.data())
 def test_torn_blocks_are_seen(data: st.DataObject) -> None:
-    """A block that is part one configuration and part another, or cut anywhere, is never taken for one."""
+    """A block that is part one configuration and part another, or cut anywhere, is never accepted."""
     numbers = st.integers(-(1 << 31), (1 << 31) - 1)
     one, other = (DynamicProfilerArgs(data.draw(numbers), data.draw(numbers)).to_block() for _ in range(2))
     at = data.draw(st.integers(0, len(one)))
@@ -312,7 +312,7 @@ def test_what_is_no_configuration(content: bytes, facts: list[str]) -> None:
 
 @pytest.mark.checklist("A10", "A24")
 def test_a_file(tmp_path: Path) -> None:
-    """What was read is valid; what the file says of that itself does not count."""
+    """A file that was read is valid; its own `is_valid` does not count."""
     text = json.dumps({"start_step": 10, "stop_step": 10, "is_valid": False}, indent=4)
     args = DynamicProfilerArgs.from_json(b"\xef\xbb\xbf" + text.encode())
     assert args.is_valid
@@ -320,7 +320,7 @@ def test_a_file(tmp_path: Path) -> None:
 
 
 def test_which_steps_and_ranks() -> None:
-    """The next steps, so many of them, on some ranks; what cannot be is said, and asks for nothing."""
+    """The next steps, so many of them, on some ranks; a wrong value is reported, and asks for nothing."""
     args = DynamicProfilerArgs("next", steps=3, ranks="0,3-4")
     assert (args.start_step, args.steps, args.ranks, args.diagnostics) == ("next", 3, (0, 3, 4), ())
     assert DynamicProfilerArgs.from_block(args.to_block()) == args

@@ -26,7 +26,7 @@ from stepscope.mindspore import DynamicProfilerArgs, DynamicProfilerMonitor, Pro
 from tests.support import mindspore_output as output
 from tests.support.basics import ROOT, children, missing
 from tests.support.launch import launched
-from tests.support.messages import refused, said
+from tests.support.messages import check_messages, refused
 from tests.support.monitors import Context, Job, has_answered, wait
 
 
@@ -62,7 +62,7 @@ def test_other_ranks_make_no_file(job: Job, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.checklist("A15", "A16", "A17")
 def test_arguments(job: Job, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What must be right raises; what has a default takes that, and says so."""
+    """A wrong value raises where there is no default; otherwise the default is used, and a message says so."""
     monkeypatch.chdir(job.path)
     make: Any = DynamicProfilerMonitor
     for wrong in (None, 3, b"x"):
@@ -70,9 +70,9 @@ def test_arguments(job: Job, caplog: pytest.LogCaptureFixture, monkeypatch: pyte
             make(wrong)
     job.monitors.append(make(str(job.path / "cfg"), 7, "often", poll_intervall=1))
     assert job.monitors[0].output_path == Path("dyn_profile_data")
-    said(caplog.records, "output_path", "7", "'./dyn_profile_data'")
-    said(caplog.records, "poll_interval", "'often'", "2")
-    said(caplog.records, "'poll_intervall'", "poll_interval")
+    check_messages(caplog.records, "output_path", "7", "'./dyn_profile_data'")
+    check_messages(caplog.records, "poll_interval", "'often'", "2")
+    check_messages(caplog.records, "'poll_intervall'", "poll_interval")
     for interval in (0, -1, True, float("nan")):
         caplog.clear()
         job.monitors.append(make(job.path / "cfg", poll_interval=interval))
@@ -156,7 +156,7 @@ def test_the_step_form_records_what_it_says(job: Job, position: str) -> None:
 
 @pytest.mark.checklist("A29", "A38", "A40", "F3")
 def test_what_cannot_be_followed(job: Job, caplog: pytest.LogCaptureFixture) -> None:
-    """It is said once for each configuration, in the log and beside the file, and nothing raises into training, unless that
+    """It is reported once for each configuration, in the log and next to the file, and nothing raises into training, unless that
     is asked for."""
     monitor = job.monitor()
     job.callbacks(monitor, 4)
@@ -212,7 +212,7 @@ def test_a_late_start_is_clipped(job: Job) -> None:
 
 @pytest.mark.checklist("A26", "F7")
 def test_training_ends_inside_a_window(job: Job) -> None:
-    """What there is is analysed, marked incomplete and named by its steps; the file is not watched any more."""
+    """The recorded steps are analysed, marked incomplete and named; the file is not watched any more."""
     monitor = job.monitor()
     job.change(start_step=3, stop_step=100)
     job.callbacks(monitor, 4)
@@ -231,7 +231,7 @@ def test_training_ends_inside_a_window(job: Job) -> None:
 
 @pytest.mark.checklist("A24", "A25", "F1")
 def test_a_bad_file(job: Job, caplog: pytest.LogCaptureFixture) -> None:
-    """The last good configuration holds; each bad one is reported once, in the log and beside the file; a good one is
+    """The last good configuration holds; each bad one is reported once, in the log and next to the file; a good one is
     followed again."""
     monitor = job.monitor()
     job.change(start_step=4, stop_step=5)
@@ -242,7 +242,7 @@ def test_a_bad_file(job: Job, caplog: pytest.LogCaptureFixture) -> None:
         job.config.write_text(bad)
         wait(lambda: json.loads(status.read_text()).get("state") == "bad")
         time.sleep(0.1)
-        assert len(said(caplog.records, "profiler_config.json")) == 1
+        assert len(check_messages(caplog.records, "profiler_config.json")) == 1
         assert monitor.config is good
         job.config.write_text(json.dumps({"start_step": 4, "stop_step": 5, "analyse_mode": 0}))
         wait(lambda: json.loads(status.read_text()).get("state") == "ok")
@@ -347,7 +347,7 @@ def test_killed(job: Job) -> None:
                 break
         process.send_signal(signal.SIGKILL)
         process.wait(60)
-        # Whoever kept the pipe open would keep this from ending.
+        # A process that kept the pipe open would keep this from ending.
         process.stdout.read()
     monitor = job.monitor()
     assert monitor.config is not None
@@ -364,7 +364,7 @@ def test_killed(job: Job) -> None:
 
 @pytest.mark.checklist("A5", "A28", "C20", "F13")
 def test_modes_of_analysis(job: Job) -> None:
-    """None leaves raw data for later, `async` makes the products behind the loop's back. What runs between making the monitor
+    """None leaves raw data for later, `async` makes the products behind the loop's back. Code between making the monitor
     and the first step is no part of that."""
     job.write(start_step=1, stop_step=1, analyse_mode=-1)
     monitor = job.monitor()

@@ -12,7 +12,7 @@ import pytest
 
 from stepscope.mindspore import DynamicProfilerMonitor
 from tests.support import mindspore_output as output
-from tests.support.messages import said
+from tests.support.messages import check_messages
 from tests.support.monitors import Job, wait
 
 
@@ -35,7 +35,7 @@ def test_a_rank_of_nobody_knows_how_many(
     """It goes by its own steps, and says so; not where the number is known."""
     monkeypatch.setenv("MS_NODE_ID", "1")
     assert job.monitor().rank == 1
-    said(caplog.records, "rank 1", "RANK_SIZE")
+    check_messages(caplog.records, "rank 1", "RANK_SIZE")
     caplog.clear()
     monkeypatch.setenv("MS_WORKER_NUM", "2")
     job.monitor()
@@ -44,7 +44,7 @@ def test_a_rank_of_nobody_knows_how_many(
 
 @pytest.mark.parametrize("agree", [None, False])
 def test_several_ranks_of_a_job(job: Job, monkeypatch: pytest.MonkeyPatch, agree: bool | None) -> None:
-    """They follow one file, and write beside each other: each by itself where nobody knows how many there are, or where
+    """They follow one file, and write next to each other: each by itself where nobody knows how many there are, or where
     they are not to agree."""
     if agree is not None:
         monkeypatch.setenv("WORLD_SIZE", "3")
@@ -64,7 +64,7 @@ def test_several_ranks_of_a_job(job: Job, monkeypatch: pytest.MonkeyPatch, agree
 def test_ranks_that_are_asked_for_the_first_step(
     job: Job, monkeypatch: pytest.MonkeyPatch, callback: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Callbacks of MindSpore are told when it begins, so there is time to agree before; otherwise it has begun already."""
+    """Callbacks of MindSpore are called when it begins, so there is time to agree before; otherwise it has begun already."""
     framework: Any = ModuleType("mindspore.train")
     framework.Callback = type("Callback", (), {})
     if callback:

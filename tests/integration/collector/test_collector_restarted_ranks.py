@@ -1,4 +1,4 @@
-"""Ranks that were started again, and jobs beside each other, as the live state has them."""
+"""Ranks that were started again, and several jobs at a time, in the live state."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def life(id: int, run: RunRecord, windows: list[tuple[int, int, int]], seen: int
 
 
 def live_of(*lives: Stream) -> tuple[Live, Streams]:
-    """What is shown of these."""
+    """The live view of these streams."""
     streams = Streams(64)
     for stream in lives:
         streams.add(stream)
@@ -162,7 +162,7 @@ def test_a_stream_that_was_deleted_is_forgotten() -> None:
 
 
 async def test_jobs_are_not_mixed() -> None:
-    """Ranks, windows, slow ranks and missing ones of two jobs are told apart, though their runs have one name."""
+    """Ranks, windows, slow ranks and missing ones of two jobs are separate, though their runs have one name."""
     ours = [life(n, run_of(n, job="1001", world=2), [(0, 0, 10)]) for n in (0, 1)]
     theirs = [life(10 + n, run_of(n, job="1002", world=3), [(0, 0, 20)]) for n in (0, 1)]
     unnamed = [life(20, run_of(0, world=1), [(0, 0, 5)])]
@@ -183,7 +183,7 @@ async def test_jobs_are_not_mixed() -> None:
 
 
 def test_ids_of_jobs_do_not_meet() -> None:
-    """Whatever jobs and runs are called, each rank of each has an id of its own that is fit for an address."""
+    """Each rank of each job and run has an id of its own that is fit for an address, however they are named."""
     names = ["", "a", "a~b", "b", "a-b", "b-a", "a/b", "é", "x" * 300, "~", "1", "a-1", "a-1of2", "1of2"]
     ids = {rank_id(run_of(1, job=job, name=name), "a") for job in names for name in names}
     assert len(ids) == len(names) ** 2
@@ -256,7 +256,7 @@ def test_a_first_life_is_delivered_while_the_second_is_over(tmp_path: Path) -> N
 def _check(collector: CollectorProcess, view: Any) -> None:
     streams = collector.get(f"/v1/ranks/{view['id']}")["streams"]
     assert [one["state"] for one in streams] == ["ended", "ended"]
-    # What is told of the job may be a moment old.
+    # The state of the job may be a moment old.
     until(lambda: collector.get("/v1/job")["events"] == sum(one["events"] for one in streams))
     windows = {one["index"]: one for one in collector.get("/v1/windows")}
     assert sorted(windows) == [0, 1]
@@ -274,7 +274,7 @@ def _events(body: bytes) -> list[Any]:
 
 
 def test_the_end_of_a_stream_closes_its_windows() -> None:
-    """What was open is so no more, and has no steps to be found by."""
+    """A window that was open is closed, and no steps lead to it."""
     stream = life(1, run_of(0), [(0, 0, 3)])
     frames = [
         record_frame(fmt.FrameType.WINDOW_OPENED, WindowOpened(1, START)),

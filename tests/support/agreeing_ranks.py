@@ -33,7 +33,7 @@ class Rank:
     ) -> None:
         self.number = number
         self.outcomes: list[Armed] = []
-        """What windows that were asked for were answered."""
+        """The answers to requests for windows."""
         self.ends: list[Armed] = []
         """The same of what was to become of them."""
         self.complete: list[bool] = []

@@ -14,7 +14,7 @@ from stepscope.runtime import _core
 from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.schedule.action import ProfilerAction
 from stepscope.runtime.steps.call_serializer import CallSerializer
-from tests.support.crashes import names
+from tests.support.killed_programs import names
 
 LONG = 30.0
 
@@ -30,7 +30,7 @@ class Hang:
         assert self.over.wait(LONG)
 
 
-def beside(call: Callable[[], object]) -> threading.Thread:
+def in_thread(call: Callable[[], object]) -> threading.Thread:
     """Makes a call on a thread."""
     thread = threading.Thread(target=call, daemon=True)
     thread.start()
@@ -44,7 +44,7 @@ def test_a_call_whose_patience_ends_is_made_later() -> None:
     def fail() -> None:
         raise ValueError("why")
 
-    first = beside(lambda: serial.run(hang))
+    first = in_thread(lambda: serial.run(hang))
     assert hang.reached.wait(LONG)
     assert not serial.run(lambda: made.append(threading.get_ident()), timeout_s=0.01)
     assert not serial.run(fail, timeout_s=0)
@@ -70,7 +70,7 @@ def test_calls_from_many_threads_never_interleave() -> None:
         for _ in range(500):
             serial.run(call, timeout_s=patience)
 
-    threads = [beside(lambda patience=patience: work(patience)) for patience in (0.0, 0.0001, 1.0, 0.0)]  # type: ignore[misc]
+    threads = [in_thread(lambda patience=patience: work(patience)) for patience in (0.0, 0.0001, 1.0, 0.0)]  # type: ignore[misc]
     for thread in threads:
         thread.join(LONG)
     assert (most, made, inside) == (1, 2000, 0)
@@ -78,7 +78,7 @@ def test_calls_from_many_threads_never_interleave() -> None:
 
 @pytest.mark.parametrize("where", ["schedule", "backend"])
 def test_closing_around_a_thread_that_hangs(where: str, output_dir: Path) -> None:
-    """What was recorded is delivered though another thread is inside of the schedule or a bound backend; should that
+    """Recorded events are delivered though another thread is inside of the schedule or a bound backend; should that
     return, its step() neither raises nor records."""
     hang, raised = Hang(), list[BaseException]()
 
@@ -110,7 +110,7 @@ def test_closing_around_a_thread_that_hangs(where: str, output_dir: Path) -> Non
         except BaseException as error:
             raised.append(error)
 
-    thread = beside(train)
+    thread = in_thread(train)
     assert hang.reached.wait(LONG)
     profiler.close()
     assert profiler.statistics().state == "closed"
@@ -139,7 +139,7 @@ def test_nothing_waits_for_ever_for_a_thread_that_hangs(name: str, output_dir: P
         return ProfilerAction.RECORD
 
     with sc.trace(schedule=schedule, output_dir=output_dir, options=sc.Options(close_timeout=1)) as profiler:
-        thread = beside(profiler.step)
+        thread = in_thread(profiler.step)
         assert hang.reached.wait(LONG)
         if name == "start":
             with pytest.raises(sc.errors.ProfilerStateError):

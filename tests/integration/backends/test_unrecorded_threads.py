@@ -23,13 +23,13 @@ from tests.integration.backends.test_torch_threads import run
 T = TypeVar("T")
 
 SEEN = Span("device", 0, 1 << 40)
-"""What a backend has seen, longer than any window."""
+"""An event of a backend that is longer than any window."""
 
 ONLY = "records only the thread that it is bound to"
 
 
 class Worker:
-    """A thread of a pool that lives as long as the test, and does what it is given."""
+    """A thread of a pool that lives as long as the test, and carries out calls."""
 
     def __init__(self, pool: ThreadPoolExecutor, name: str) -> None:
         self._pool = pool
@@ -47,7 +47,7 @@ def workers(*names: str) -> Generator[tuple[Worker, ...]]:
 
 
 def work(seconds: float = 0.0) -> None:
-    """What a thread that is recorded does."""
+    """The work of a thread that is recorded."""
     with sc.span("work"):
         time.sleep(seconds)
 
@@ -97,7 +97,7 @@ def test_the_threads_are_named_in_every_output(output_dir: Path, tmp_path: Path)
     assert [window.diagnostics for window in written] == [(note,)]
 
 
-def test_what_the_note_advises_helps(output_dir: Path) -> None:
+def test_the_advice_of_the_note_helps(output_dir: Path) -> None:
     """Once the thread that works has called `step()`, it is the one that is recorded, whoever starts and stops."""
     with workers("serve", "train") as (serve, train):
         memory, backend = sc.exporters.MemoryExporter(), bound(Deliver([SEEN]))
@@ -190,7 +190,7 @@ def test_nothing_is_reported_of_backends_that_have_another_reason(why: str, outp
 
 @pytest.mark.parametrize("mode", ["kineto", "stream"])
 def test_operators_of_torch_on_another_thread(mode: str, tmp_path: Path) -> None:
-    """With real torch: work elsewhere is told of, in both modes; so is the empty window of a program without spans."""
+    """With real torch: work elsewhere is reported, in both modes; so is the empty window of a program without spans."""
     marked, bare, here = run(
         f"""
         from concurrent.futures import ThreadPoolExecutor
@@ -222,7 +222,7 @@ def test_operators_of_torch_on_another_thread(mode: str, tmp_path: Path) -> None
 @pytest.mark.needs("torch")
 def test_a_region_of_torch_where_nothing_else_is(tmp_path: Path) -> None:
     """The note of operators that arrive live says that there were no operators: the region is an event, and is recorded."""
-    (told,) = run(
+    (result,) = run(
         """
         memory = sc.exporters.MemoryExporter()
         profiler = sc.trace(backends=[sc.TorchBackend("stream")], exporters=[memory], output_dir="/tmp/unused-region", start=False)
@@ -239,6 +239,6 @@ def test_a_region_of_torch_where_nothing_else_is(tmp_path: Path) -> None:
         """,
         tmp_path,
     )
-    region, note = told
+    region, note = result
     assert region == 1
     assert "'MainThread' (" in note and "and recorded no operators there, while the thread " in note

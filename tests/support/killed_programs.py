@@ -38,7 +38,7 @@ class Crash:
 
     @classmethod
     def copy(cls, place: Path, tmp_path: Path) -> Crash:
-        """What a program left in a place, as if it had been killed in another one."""
+        """A copy of a killed program's files, as if it had been killed in another directory."""
         shutil.copytree(place, tmp_path, dirs_exist_ok=True)
         crash = cls(tmp_path)
         for path in (crash.run / "session", *crash.directory().glob("run-*")):

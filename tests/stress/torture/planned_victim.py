@@ -1,8 +1,8 @@
 """A victim that follows a plan, drawn from its number.
 
-    python -m tests.stress.torture.planned DIRECTORY NUMBER PORT
+    python -m tests.stress.torture.planned_victim DIRECTORY NUMBER PORT
 
-It notes in DIRECTORY/diary what it has done, in DIRECTORY/workers which processes it has forked, and in DIRECTORY/said what it
+It notes in DIRECTORY/diary what it has done, in DIRECTORY/workers which processes it has forked, and in DIRECTORY/report what it
 knows of itself if it closes in order. PORT is that of a server for exporters that connect.
 """
 
@@ -21,22 +21,22 @@ import msgspec
 import stepscope as sc
 from stepscope.exporters.base import Exporter
 from tests.stress.torture.diary import Diary, Lane
-from tests.stress.torture.neighbour import neighbour
+from tests.stress.torture.faulty_exporter_loop import neighbour
+from tests.stress.torture.faulty_parts import Unruly, delayed
 from tests.stress.torture.plan import Plan, Worker, draw
 from tests.stress.torture.strain import our_threads
-from tests.stress.torture.unruly import Unruly, delayed
 from tests.stress.torture.victim import MAIN, begin, steps
 
 
 class ProgramReport(msgspec.Struct, frozen=True):
-    """What the program tells after closing in order."""
+    """The program's report after closing in order."""
 
     problems: tuple[str, ...]
     """Accounts that do not balance, and threads that still run."""
     whole: tuple[str, ...]
     """Outputs that have every event that they were offered."""
     closing_ns: int
-    """What closing took."""
+    """The time that closing took."""
 
 
 def output(file: str, run: Path) -> Exporter:
@@ -74,7 +74,7 @@ def profiler(plan: Plan, place: Path, port: int) -> sc.Profiler:
 
 
 class Stepping:
-    """What a step does: it may fork, and save."""
+    """The work of a step: it may fork, and save."""
 
     def __init__(self, plan: Plan, traced: sc.Profiler, diary: Diary, place: Path) -> None:
         self._plan, self._traced, self._diary, self._place = plan, traced, diary, place
@@ -103,7 +103,7 @@ class Stepping:
 
 
 def record(worker: Worker, lane: Lane, parent: int) -> None:
-    """What a forked process does, until its end or that of its parent."""
+    """The work of a forked process, until its end or that of its parent."""
     sc.join()
     until = time.monotonic() + worker.seconds
     while os.getppid() == parent and not lane.full:
@@ -116,7 +116,7 @@ def record(worker: Worker, lane: Lane, parent: int) -> None:
 
 
 def report_of(plan: Plan, traced: sc.Profiler, closing_ns: int) -> ProgramReport:
-    """What is known after closing."""
+    """The facts that are known after closing."""
     statistics = traced.statistics()
     pipeline = statistics.pipeline
     assert pipeline is not None
@@ -155,7 +155,7 @@ def main(place: Path, number: int, port: int) -> None:
         if plan.ending.own == "close":
             began = time.monotonic_ns()
             traced.close()
-            (place / "said").write_bytes(msgspec.json.encode(report_of(plan, traced, time.monotonic_ns() - began)))
+            (place / "report").write_bytes(msgspec.json.encode(report_of(plan, traced, time.monotonic_ns() - began)))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Spans held across `yield` and `await` that end in another context, task or thread, or never: where tracers that keep
+"""Spans open across `yield` and `await` that end in another context, task or thread, or never: where tracers that keep
 the current span in a context variable raise, or go on under a span that is over."""
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from stepscope.runtime._core import span
 from stepscope.runtime.events.record import Flag, Kind
 from stepscope.runtime.journal.reader import JournalReader
 from tests.integration.runtime.lifecycle.test_exit import run
-from tests.support.crashes import open_names
+from tests.support.killed_programs import open_names
 from tests.support.nesting import journal_problems, journal_spans
 from tests.support.recording import Log, recording
 from tests.unit.runtime.annotations.test_task_tracks import check_rows
@@ -91,16 +91,16 @@ async def test_closed_in_another_task_while_the_first_goes_on() -> None:
 
 def test_finalised_when_the_loop_ends() -> None:
     """By `shutdown_asyncgens`, when its task is long gone: of two spans that do not nest, the first that ends is apart."""
-    kept: list[AsyncGenerator[int]] = []
+    generators: list[AsyncGenerator[int]] = []
 
     async def main() -> None:
-        kept.append(stream())
+        generators.append(stream())
         with span("main"):
-            await first_of(kept[0])
+            await first_of(generators[0])
 
     with recording() as log:
         asyncio.run(main())
-    kept.clear()
+    generators.clear()
     assert log.span("main").flags == Flag.ASYNC
     check_nothing_is_left(log)
 
@@ -145,7 +145,7 @@ async def test_iterated_by_turns_in_two_tasks() -> None:
 
 
 def test_generators_that_are_open_when_the_interpreter_ends(tmp_path: Path) -> None:
-    """The program ends as it would have; what a thread holds open is written so, what an ended task held is counted."""
+    """The program ends as it would have; spans that a thread has open are written so, those of an ended task are counted."""
     run(
         """
 import asyncio, stepscope as sc
@@ -156,9 +156,9 @@ async def letters():
     with sc.span("async"):
         yield "a"
 async def main():
-    global kept
-    kept = letters()
-    await kept.__anext__()
+    global generator
+    generator = letters()
+    await generator.__anext__()
     loop = asyncio.get_running_loop()
     loop.shutdown_asyncgens = lambda: asyncio.sleep(0)
 profiler = sc.trace(output_dir="run")

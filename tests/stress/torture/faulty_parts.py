@@ -37,9 +37,9 @@ class Delays:
     def next(self) -> float:
         """Seconds by which the next call is delayed."""
         wanted = self._chance.uniform(0.0, self._lag.longest) if self._chance.random() < self._lag.share else 0.0
-        given = min(wanted, self._left)
-        self._left -= given
-        return given
+        granted = min(wanted, self._left)
+        self._left -= granted
+        return granted
 
 
 def delayed(exporter: Exporter, lag: Lag) -> Exporter:

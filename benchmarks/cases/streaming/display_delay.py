@@ -44,7 +44,7 @@ class _Rank(msgspec.Struct):
     step: int | None = None
 
 
-class _Told(msgspec.Struct):
+class _Snapshot(msgspec.Struct):
     """The needed fields of a snapshot."""
 
     ranks: list[_Rank]
@@ -59,13 +59,13 @@ def listening(url: str) -> Generator[Shown]:
     """
     shown: Shown = {}
     answer = urllib.request.urlopen(f"{url}/v1/events")  # noqa: S310
-    decode = msgspec.json.Decoder(_Told).decode
+    decode = msgspec.json.Decoder(_Snapshot).decode
 
     def listen() -> None:
         while line := answer.readline():
             if line.startswith(b"data: {") and len(line) > 20:
-                now, told = time.time(), decode(line[6:])
-                for rank in told.ranks:
+                now, snapshot = time.time(), decode(line[6:])
+                for rank in snapshot.ranks:
                     if rank.step is not None:
                         shown.setdefault(rank.id, []).append((rank.step, now))
 

@@ -21,7 +21,7 @@ class WorkerDiedError(Exception):
     """Raised when a process ended while it was to answer; shows the end of what it wrote to standard error."""
 
 
-class Member:
+class WorkerProcess:
     """One process."""
 
     def __init__(self, tool: Tool) -> None:
@@ -71,23 +71,23 @@ class Member:
         self._stderr.close()
 
 
-class Team:
+class WorkerProcesses:
     """One process for each tool, started when it is first needed."""
 
     def __init__(self) -> None:
-        self._members: dict[Tool, Member] = {}
+        self._processes: dict[Tool, WorkerProcess] = {}
 
-    def member(self, tool: Tool) -> Member:
+    def process(self, tool: Tool) -> WorkerProcess:
         """The process for a tool."""
-        if tool not in self._members:
-            self._members[tool] = Member(tool)
-        return self._members[tool]
+        if tool not in self._processes:
+            self._processes[tool] = WorkerProcess(tool)
+        return self._processes[tool]
 
     def dismiss(self, tool: Tool) -> None:
         """Ends a tool's process; the next one asked for is new."""
-        member = self._members.pop(tool, None)
-        if member is not None:
-            member.close()
+        process = self._processes.pop(tool, None)
+        if process is not None:
+            process.close()
 
     def __enter__(self) -> Self:
         return self
@@ -95,5 +95,5 @@ class Team:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        for tool in list(self._members):
+        for tool in list(self._processes):
             self.dismiss(tool)

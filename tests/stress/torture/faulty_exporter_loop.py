@@ -1,6 +1,6 @@
-"""A training loop that traces to a bad exporter beside good ones, as a program: what each got, and what it cost.
+"""A training loop that traces to a bad exporter and to good ones, as a program: the events of each, and the cost.
 
-usage: python -m tests.stress.torture.neighbour HOW METHOD DIRECTORY PORT SECONDS
+usage: python -m tests.stress.torture.faulty_exporter_loop HOW METHOD DIRECTORY PORT SECONDS
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from stepscope.exporters.memory import MemoryExporter, Method
 from stepscope.runtime.events import strings
 from stepscope.runtime.journal.reader import JournalReader
 from tests.stress.torture.servers import StreamExporter
-from tests.support.raised import length
+from tests.support.exceptions import length
 
 STEPS = 60
 SPANS = 50
@@ -95,11 +95,11 @@ def neighbour(how: str, method: Method, directory: Path, port: int) -> Exporter:
 
 
 def longest(profiler: sc.Profiler) -> int:
-    """Entries of the longest traceback of what was kept, each of which keeps a frame alive and what that holds."""
+    """Entries of the longest traceback of the stored errors; each keeps a frame and its objects alive."""
     try:
         profiler.raise_errors()
-    except ExceptionGroup as kept:
-        causes = [error.__cause__ for error in kept.exceptions if error.__cause__ is not None]
+    except ExceptionGroup as group:
+        causes = [error.__cause__ for error in group.exceptions if error.__cause__ is not None]
         linked = [
             further for cause in causes for further in (cause.__cause__, cause.__context__) if further is not None
         ]
@@ -130,14 +130,14 @@ def main(how: str, method: Method, directory: Path, port: int, seconds: float) -
         output_dir=directory / "run",
         options=options,
     )
-    held: list[int] = []
+    durations: list[int] = []
     began = time.perf_counter()
     profiler.start()
     for step in range(STEPS):
-        held.append(work(began + (step + 1) * 0.01))
+        durations.append(work(began + (step + 1) * 0.01))
         before = time.perf_counter_ns()
         profiler.step()
-        held.append(time.perf_counter_ns() - before)
+        durations.append(time.perf_counter_ns() - before)
     before = time.perf_counter_ns()
     profiler.close()
     closing = time.perf_counter_ns() - before
@@ -152,7 +152,7 @@ def main(how: str, method: Method, directory: Path, port: int, seconds: float) -
     trace = json.loads((directory / "good.json").read_text())
     rows: list[dict[str, Any]] = trace["traceEvents"] if "traceEvents" in trace else trace
     return {
-        "held": max(held),
+        "blocked": max(durations),
         "closing": closing,
         "journal": journal,
         "chrome": sum(row.get("name") == "work" for row in rows),
@@ -164,8 +164,8 @@ def main(how: str, method: Method, directory: Path, port: int, seconds: float) -
             for output in pipeline.exporters
         },
         "longest": longest(profiler),
-        # What a collector has not confirmed is kept in files, and no error.
-        "told": {
+        # Events that a collector has not confirmed are stored in files; this is no error.
+        "named": {
             output.name: bool(output.first_error or output.unsent_files)
             for output in pipeline.exporters if output.name in {exporter.name for exporter in bad}
         },
@@ -173,5 +173,5 @@ def main(how: str, method: Method, directory: Path, port: int, seconds: float) -
 
 
 if __name__ == "__main__":
-    said = main(sys.argv[1], cast(Method, sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4]), float(sys.argv[5]))
-    print(json.dumps({**said, "ending": time.monotonic_ns()}), flush=True)
+    accounts = main(sys.argv[1], cast(Method, sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4]), float(sys.argv[5]))
+    print(json.dumps({**accounts, "ending": time.monotonic_ns()}), flush=True)

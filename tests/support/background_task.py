@@ -1,4 +1,4 @@
-"""What goes on beside a test."""
+"""Work in the background of a test."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PATIENCE = 30.0
 
 @contextlib.asynccontextmanager
 async def running(work: Coroutine[Any, Any, T]) -> AsyncGenerator[asyncio.Task[T]]:
-    """Does something beside the block, and no longer than that; fails, and says where it is, if it does not end."""
+    """Does something during the block, and no longer than that; fails, and says where it is, if it does not end."""
     task = asyncio.create_task(work)
     try:
         yield task
@@ -31,5 +31,5 @@ async def running(work: Coroutine[Any, Any, T]) -> AsyncGenerator[asyncio.Task[T
         if not task.done():
             stack = io.StringIO()
             task.print_stack(file=stack)
-            pytest.fail(f"what ran beside the test does not end:\n{stack.getvalue()}", pytrace=False)
+            pytest.fail(f"the task of the test does not end:\n{stack.getvalue()}", pytrace=False)
         await ending

@@ -14,7 +14,7 @@ import pytest
 
 from stepscope.runtime.events import strings, tracks
 from stepscope.runtime.events.record import Flag, Kind
-from tests.support.crashes import batches
+from tests.support.killed_programs import batches
 from tests.support.launch import run_to_end
 
 FORKING = """
@@ -55,17 +55,17 @@ def pair(line: bytes) -> tuple[int, int]:
     return first, second
 
 
-class Family:
+class ProcessTree:
     """A program with children: it is written to a file, as `spawn` imports it again, and run."""
 
     def __init__(self, tmp_path: Path) -> None:
         self.run = tmp_path / "run"
-        self.said: list[Any] = []
+        self.printed: list[Any] = []
         self.errors = ""
         self._program = tmp_path / "program.py"
 
-    def of(self, program: str, *, code: int = 0, timeout: float = 100, **environment: str) -> Family:
-        """Runs it after the lines of START; `print(json)` is kept. Raises `AssertionError` if it ends otherwise."""
+    def of(self, program: str, *, code: int = 0, timeout: float = 100, **environment: str) -> ProcessTree:
+        """Runs it after the lines of START; `print(json)` is stored. Raises `AssertionError` if it ends otherwise."""
         self._program.write_text(START + textwrap.dedent(program))
         command = [sys.executable, str(self._program), str(self.run)]
         # The session of the tests is not theirs.
@@ -73,7 +73,7 @@ class Family:
         result = run_to_end(command, timeout=timeout, environment={**inherited, **environment})
         assert result.returncode == code, result.stderr + result.stdout
         self.errors = result.stderr
-        self.said = [json.loads(line) for line in result.stdout.splitlines()]
+        self.printed = [json.loads(line) for line in result.stdout.splitlines()]
         return self
 
     def spans(self, journal: str = "journal", *, still_open: bool = False) -> Counter[tuple[str, str]]:
@@ -108,6 +108,6 @@ class Family:
 
 
 @pytest.fixture
-def family(tmp_path: Path) -> Family:
+def process_tree(tmp_path: Path) -> ProcessTree:
     """A program with children."""
-    return Family(tmp_path)
+    return ProcessTree(tmp_path)

@@ -1,4 +1,4 @@
-"""Who gets into a collector, and what is left of those who tried."""
+"""Access to a collector, and its log of refused requests."""
 
 from __future__ import annotations
 
@@ -54,25 +54,25 @@ def test_nothing_is_reported_without_the_token(tmp_path: Path) -> None:
         trained(collector.url, 0, token=TOKEN)
         until(lambda: collector.get("/v1/job", headers=ALLOWED)["ended"])
         assert b"stepscope_ranks" in ask(f"{collector.url}/metrics", headers=ALLOWED).body
-        said = "".join(collector.stop())
+        output = "".join(collector.stop())
     files = [tmp_path / "runs" / name for name in ("audit.jsonl", "refused.jsonl")]
     audit = [json.loads(line) for file in files for line in file.read_text().splitlines()]
     assert [line["action"] for line in audit[:-1] if line["action"] != "refused"] == ["start", "stream", "stop"]
     assert max(line.get("refused", 0) for line in audit) >= 5
-    assert TOKEN not in said + json.dumps(audit)
+    assert TOKEN not in output + json.dumps(audit)
     assert all(file.stat().st_mode & 0o777 == 0o600 for file in files)
 
 
-def test_who_is_refused_is_a_line_with_the_reason(tmp_path: Path) -> None:
+def test_a_refusal_is_a_line_with_the_reason(tmp_path: Path) -> None:
     """Of a wrong token, and of TLS to a collector without a certificate; nothing that the web server says of itself."""
     with collecting(tmp_path, STEPSCOPE_TOKEN=TOKEN) as collector:
         with pytest.raises(InvalidStatus):
             connect(stream_url(collector.url))
         with pytest.raises(OSError):
             ask(collector.url.replace("http", "https") + "/healthz")
-        said = collector.stop()[1].splitlines()
-    assert len(said) == 2 and all(" 127.0.0.1" in line and "is refused: " in line for line in said), said
-    assert "the collector's token" in said[0] and "it speaks no HTTP" in said[1]
+        output = collector.stop()[1].splitlines()
+    assert len(output) == 2 and all(" 127.0.0.1" in line and "is refused: " in line for line in output), output
+    assert "the collector's token" in output[0] and "it speaks no HTTP" in output[1]
 
 
 def test_a_token_from_the_environment_may_end_with_a_line(tmp_path: Path) -> None:
@@ -129,7 +129,7 @@ def test_long_addresses_are_refused(tmp_path: Path) -> None:
 
 
 def test_tickets_are_bounded() -> None:
-    """Who asks for many gets many, but only the newest hold."""
+    """Each request issues a new ticket, but only the newest are valid."""
     tickets = Tickets()
     issued = [tickets.issue("/a", HOLDER) for _ in range(MAX_TICKETS + 1)]
     assert not tickets.use(issued[0], "/a", []) and tickets.use(issued[1], "/a", [])
@@ -162,7 +162,7 @@ def test_pages_of_others_get_nothing(tmp_path: Path) -> None:
 
 
 def test_every_answer_keeps_browsers_in_bounds(tmp_path: Path) -> None:
-    """Nothing is loaded from elsewhere, framed, guessed or kept; what runs the server is not told."""
+    """Nothing is loaded from elsewhere, framed, guessed or stored; the response does not name the server's software."""
     with collecting(tmp_path) as collector:
         for path in ("/", "/page/app.js", "/v1/ranks", "/v1/nothing", "/metrics"):
             headers = ask(collector.url + path).headers
@@ -176,7 +176,7 @@ def test_every_answer_keeps_browsers_in_bounds(tmp_path: Path) -> None:
 
 
 def test_exposure_is_refused_unless_it_is_asked_for(tmp_path: Path) -> None:
-    """Off loopback there must be a token and TLS; `--insecure` is told to all who look."""
+    """Off loopback there must be a token and TLS; the page shows `--insecure`."""
     for settings in (
         CollectorSettings(directory=tmp_path, host="0.0.0.0"),
         CollectorSettings(directory=tmp_path, host="0.0.0.0", token=TOKEN),
@@ -202,7 +202,7 @@ def test_an_exposed_collector_takes_no_orders(tmp_path: Path) -> None:
     started = run_to_end([*COMMAND, "collect", "--dir", str(tmp_path), "--host", "0.0.0.0", "--port", "0"])
     assert started.returncode == 1 and "say --insecure" in started.stderr
     with collecting(tmp_path, "--host", "0.0.0.0", "--insecure") as collector:
-        assert collector.get("/v1/job")["exposed"], "what the page shows to all who look"
+        assert collector.get("/v1/job")["exposed"], "the page shows it to everybody"
         for body in (ORDER, b"{"):
             answer = ask(f"{collector.url}/v1/windows", method="POST", body=body)
             assert answer.status == 403 and "without token and TLS" in answer.json()["detail"]
@@ -214,7 +214,7 @@ def test_an_exposed_collector_takes_no_orders(tmp_path: Path) -> None:
 
 
 def test_orders_need_the_token_and_leave_lines(tmp_path: Path) -> None:
-    """Whoever gives one: that it was given, and what became of it."""
+    """Each order has lines in the log: that it came, and its outcome."""
     with collecting(tmp_path, STEPSCOPE_TOKEN=TOKEN) as collector:
         url = f"{collector.url}/v1/windows"
         for headers in (None, {"Authorization": f"Bearer {TOKEN}x"}, {"Authorization": "Bearer "}):

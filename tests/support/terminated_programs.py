@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from stepscope.runtime.journal.reader import JournalReader
-from tests.support.crashes import names, windows
+from tests.support.killed_programs import names, windows
 from tests.support.launch import STRICT, launched
 
 START = """
@@ -64,19 +64,19 @@ def run(script: str, place: Path, *, code: int, number: int | None = None) -> st
     command = [sys.executable, *STRICT, "-c", START + script]
     with launched(command, cwd=place, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        said = ""
+        text = ""
         if number is not None:
-            said = process.stdout.readline()
+            text = process.stdout.readline()
             process.send_signal(number)
         out, errors = process.communicate(timeout=60)
     assert process.returncode == code, f"{process.returncode}: {errors}"
-    return f"{said}{out}"
+    return f"{text}{out}"
 
 
 def ends(
     script: str, place: Path, *, code: int = -signal.SIGTERM, number: int | None = None, printed: str | None = None
 ) -> None:
-    """Runs a script like `run`, and fails unless its work is delivered, and it has printed this, if it is given."""
+    """Runs a script like `run`, and fails unless its work is delivered, and it has printed `printed`."""
     found = run(script, place, code=code, number=number)
     assert printed is None or found == printed
     assert delivered(place)

@@ -1,4 +1,4 @@
-"""Parts of a collector's work that end though they should not: all who look are told."""
+"""Parts of a collector's work that end though they should not: page, API and metrics show it."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from stepscope.collector.settings import CollectorSettings
 from stepscope.collector.web.live_events import LiveEvents
 from tests.support.basics import poll
 from tests.support.collecting import ask, until
-from tests.support.messages import said
+from tests.support.messages import check_messages
 from tests.system.collector.test_collector_page import quiet_page
 
 
 async def goes_on() -> None:
-    """What does not end."""
+    """Work that does not end."""
     await asyncio.Event().wait()
 
 
 async def is_done() -> None:
-    """What ends at once."""
+    """Work that ends at once."""
 
 
 async def fails() -> None:
-    """What has a fault."""
+    """Work that has a fault."""
     raise ValueError("a fault of ours")
 
 
@@ -43,7 +43,7 @@ async def test_which_have_ended_is_reported(caplog: pytest.LogCaptureFixture) ->
         wanted = {"a": "", "b": fault, "c": "it ended without an error", "d": "", "e": fault}
         await poll(lambda: {part.name: part.problem for part in parts.view()} == wanted)
     assert {part.name: part.problem for part in parts.view()} == wanted
-    assert len(said(caplog.records)) == 3
+    assert len(check_messages(caplog.records)) == 3
 
 
 async def test_everybody_sees_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,9 +69,9 @@ async def test_everybody_sees_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 async def test_live_events_that_cannot_be_reported_any_more() -> None:
-    """Who listens is let go instead of waiting for ever, and who comes again is told."""
+    """A listener is disconnected instead of waiting for ever, and a new connection gets the state again."""
     faults = [ValueError("a fault of ours")]
-    told: list[BaseException] = []
+    errors: list[BaseException] = []
     looks = 0
 
     def stored(discarded: int) -> StorageView | None:
@@ -81,10 +81,10 @@ async def test_live_events_that_cannot_be_reported_any_more() -> None:
             raise faults.pop()
         return None
 
-    events = LiveEvents(Live(Streams(8), Downloads(Path("/nowhere")), exposed=False, storage=stored), told.append)
+    events = LiveEvents(Live(Streams(8), Downloads(Path("/nowhere")), exposed=False, storage=stored), errors.append)
     heard = [chunk async for chunk in events.listen()]
     assert b"snapshot" in heard[0] and heard[-1].startswith(b"event: end")
-    assert [str(error) for error in told] == ["a fault of ours"]
+    assert [str(error) for error in errors] == ["a fault of ours"]
     again = events.listen()
     assert b'"full":true' in await anext(again)
     assert b'"full":false' in await anext(again)

@@ -27,7 +27,7 @@ Frame = tuple[int, int, bytes]
 
 
 def run_of(rank: int | None = 0, began: int = 0) -> Frame:
-    """Whose stream it is: a process that began so many seconds after the first, whose clock is Unix time."""
+    """The stream's process: it began so many seconds after the first, and its clock is Unix time."""
     at = START + began * SECOND
     run = RunRecord(name="job", anchor=ClockAnchor(at, at, 0), rank=rank, world_size=2, host="host", pid=began + 1)
     return int(fmt.FrameType.RUN), 0, encode_record(run)

@@ -1,4 +1,4 @@
-"""A training step that is traced to the journal, beside the same with an exporter that misbehaves."""
+"""A training step that is traced to the journal, and the same with an exporter that misbehaves."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.cases.tools.alternation import Alternation
 from benchmarks.cases.tools.network import Network
+from benchmarks.cases.tools.paired_comparison import PairedComparison
 from benchmarks.cases.tools.session import scratch
 from benchmarks.harness.row import Contender, Probe, Round, Row, Sample, Tool
 from benchmarks.harness.scale import Scale
@@ -65,10 +65,10 @@ def _stepscope(bad: Callable[[], Any]) -> Probe:
                 assert recorder is not None
                 lost.append(recorder.dropped)
 
-        alternation = Alternation(scale.steps, traced, partial(traced, bad))
+        comparison = PairedComparison(scale.steps, traced, partial(traced, bad))
 
         def once() -> Sample:
-            sample = alternation()
+            sample = comparison()
             return Sample(sample.value, sample.baseline, {**sample.facts, "dropped by the recorder": lost[-1]})
 
         yield once

@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 def counted(work: Callable[[], T], of: ModuleType | None = None) -> tuple[T, int]:
-    """What it gives, and how often it called a function in Python on this thread: any, or one of a module."""
+    """Its result, and how often it called a function in Python on this thread: any, or one of a module."""
     calls = 0
 
     def called(frame: FrameType, event: str, argument: object) -> None:

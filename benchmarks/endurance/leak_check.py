@@ -11,7 +11,7 @@ from benchmarks.endurance.long_run import LongRun
 MANY = 1000
 """Cycles, of which the second half says how flat memory is."""
 MEMORY = 5000.0
-"""Bytes of resident memory a cycle: which pages allocators keep makes a third of that, up or down."""
+"""Bytes of resident memory a cycle: pages that allocators keep make a third of that, up or down."""
 HEAP = 64.0
 """Bytes a cycle that are in use."""
 BLOCKS = 0.5
@@ -26,31 +26,31 @@ LIBUV = 2
 """Both ends of the pipe for signals that libuv makes once in a process and keeps."""
 
 
-def left_behind(run: LongRun) -> list[str]:
+def of_run(run: LongRun) -> list[str]:
     """Leftovers of a run, and accounts that do not agree."""
     found = [f"{name}: {count} in flight" for name, (*_, count) in run.end.outputs.items() if count]
     found += [f"{name}: {error}" for name, error in run.end.errors.items()]
     found += run.end.problems
     found += [f"left in /dev/shm: {name}" for name in run.left]
     found += [f"thread left: {name}" for name in run.end.threads]
-    found += [f"descriptor left: {what}" for what in _not_kept(run.end.descriptors)]
+    found += [f"descriptor left: {what}" for what in _leaked(run.end.descriptors)]
     return found + ([f"exit status {run.status}"] if run.status else [])
 
 
-def _not_kept(descriptors: list[str]) -> list[str]:
+def _leaked(descriptors: list[str]) -> list[str]:
     """Those that neither the recorder nor libuv nor libffi, its own file for trampolines, has once in a process."""
-    kept: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     found: list[str] = []
     for what in descriptors:
         session = re.fullmatch(r".*/stepscope-\d+-\w+/([^/]+)", what)
         kind = session[1] if session else "pipe" if what.startswith("pipe:") else what
-        kept[kind] += 1
+        counts[kind] += 1
         most = (
             LIBUV
             if kind == "pipe"
             else int(kind in RECORDER if session else kind == "anon_inode:[eventfd]" or "/libffi.so." in kind)
         )
-        if kept[kind] > most:
+        if counts[kind] > most:
             found.append(what)
     return found
 

@@ -1,4 +1,4 @@
-"""What parts raise, for tests: how much it keeps, and one that takes its time."""
+"""Exceptions of parts, for tests: the length of their tracebacks, and one that takes its time."""
 
 from __future__ import annotations
 

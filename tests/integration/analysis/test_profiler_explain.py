@@ -23,7 +23,7 @@ HOSTILE = "</script><b>[bold]\x1b[31m"
 
 
 def output_of(program: str, *arguments: str) -> str:
-    """What a program of its own writes."""
+    """The output of a program of its own."""
     done = run_to_end([sys.executable, "-P", *STRICT, "-c", textwrap.dedent(program), *arguments], timeout=60)
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -40,7 +40,7 @@ def steps(profiler: sc.Profiler, count: int = 30) -> None:
 
 
 def test_while_it_records_and_when_it_is_closed(tmp_path: Path) -> None:
-    """What was recorded so far, without a flush by hand; an end that did not come is the end of no step."""
+    """The answer has all events so far, without a flush by hand; an end that did not come is the end of no step."""
     with sc.trace(output_dir=tmp_path / "run") as profiler:
         steps(profiler)
         time.sleep(0.2)
@@ -71,7 +71,7 @@ def test_it_prints_what_the_terminal_shows(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_where_nothing_can_be_read(tmp_path: Path) -> None:
-    """What was not started, and what keeps no journal, cannot be explained."""
+    """A profiler that was not started, or writes no journal, cannot be explained."""
     profiler = sc.trace(output_dir=tmp_path / "run")
     with refused(ProfilerStateError, "start()"):
         profiler.explain()
@@ -112,8 +112,8 @@ def test_a_process_that_takes_no_part(tmp_path: Path) -> None:
         os.wait()
         profiler.close()
     """
-    said = output_of(program, str(tmp_path / "run"))
-    assert "refused: Nothing was recorded: " in said and "forked" in said
+    output = output_of(program, str(tmp_path / "run"))
+    assert "refused: Nothing was recorded: " in output and "forked" in output
 
 
 def test_parts_of_a_page(tmp_path: Path) -> None:
@@ -131,8 +131,8 @@ def test_parts_of_a_page(tmp_path: Path) -> None:
         "explain": (html_of(profiler.explain()), "Input-bound"),
         "report": (html_of(profiler.report()), "balanced"),
     }
-    for name, (html, said) in parts.items():
-        assert said in html, name
+    for name, (html, text) in parts.items():
+        assert text in html, name
         assert html.startswith('<div class="stepscope note">') and "<script" not in html and "\x1b" not in html, name
         assert "<b>" not in html, name
     assert "&lt;b&gt;" in parts["aggregates"][0] and "&lt;b&gt;" in parts["profiler"][0]

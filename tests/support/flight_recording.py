@@ -1,4 +1,4 @@
-"""A profiler that keeps its last steps, for tests, and a trigger that does as it is told."""
+"""A profiler that keeps its last steps, for tests, and a trigger that fires after chosen steps."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Profile:
 
     @property
     def flight(self) -> FlightStatistics:
-        """What the flight recorder counts."""
+        """The counts of the flight recorder."""
         pipeline = self.profiler.statistics().pipeline
         assert pipeline is not None and pipeline.flight is not None
         return pipeline.flight
@@ -61,8 +61,8 @@ class Profile:
         for source, seen in known.seen.items():
             parts = (known.accepted, known.outside, known.late, known.superseded)
             assert seen == sum(part.get(source, 0) for part in parts)
-        for outlet in pipeline.exporters:
-            assert outlet.ledger.offered == outlet.ledger.exported + sum(outlet.ledger.dropped.values())
+        for output in pipeline.exporters:
+            assert output.ledger.offered == output.ledger.exported + sum(output.ledger.dropped.values())
 
 
 class When:
@@ -81,7 +81,7 @@ class When:
         if self.error is not None and len(news.steps):
             raise self.error
         return [
-            Finding(at=int(end) - 1, value=int(number), text="as it was told")
+            Finding(at=int(end) - 1, value=int(number), text="as chosen")
             for number, end in zip(news.steps.numbers, news.steps.ends, strict=True)
             if number in self.numbers
         ]

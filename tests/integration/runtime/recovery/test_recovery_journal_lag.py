@@ -1,4 +1,4 @@
-"""Journals that are behind when a process is killed: the rings have it, or it is said how much may be missing."""
+"""Journals that are behind when a process is killed: the rings have it, or the recovery says how much may be missing."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from stepscope.runtime.recovery.recover import Recovery
-from tests.support.crashes import Crash, names, windows
 from tests.support.disks import small_disk
+from tests.support.killed_programs import Crash, names, windows
 
 SLOW = """
 import asyncio
@@ -45,8 +45,8 @@ def program(loop: str, *, seconds: float, queue: int) -> str:
 
 def at_most(recovery: Recovery) -> int:
     """Events that the journal may lack, as recovery says."""
-    said = [re.match(r"at most ([\d,]+) event", what) for what in recovery.missing]
-    return sum(int(match[1].replace(",", "")) for match in said if match)
+    matches = [re.match(r"at most ([\d,]+) event", what) for what in recovery.missing]
+    return sum(int(match[1].replace(",", "")) for match in matches if match)
 
 
 def check(crash: Crash) -> Recovery:
@@ -63,27 +63,27 @@ def check(crash: Crash) -> Recovery:
 
 
 def test_a_journal_that_hangs(crash: Crash) -> None:
-    """The rings are freed before it has their events, and it is said how many it may lack."""
+    """The rings are freed before it has their events, and the recovery says how many it may lack."""
     crash.of(program(LOOP, seconds=1000.0, queue=1 << 16))
     recovery = check(crash)
     assert at_most(recovery) > 0
 
 
 def test_a_journal_that_keeps_up_has_nothing_missing(crash: Crash) -> None:
-    """After a time in which it did not, too: what it has by then is not said to be missing any more."""
+    """After a time in which it did not, too: events that it has by then are not reported as missing any more."""
     late = "Slow.export = sc.exporters.JournalExporter.export\n" + LOOP + "time.sleep(1.5)\nprofiler.flush()\n"
     crash.of(program(LOOP + late, seconds=0.05, queue=1 << 18))
     recovery = check(crash)
     assert not recovery.missing
 
 
-@pytest.mark.parametrize("beside", [True, False])
-def test_killed_while_it_closes(crash: Crash, beside: bool) -> None:
+@pytest.mark.parametrize("with_other", [True, False])
+def test_killed_while_it_closes(crash: Crash, with_other: bool) -> None:
     """With much that the journal has yet to write; while other profilers, or none, go on."""
     other = """
-profiler_beside = sc.trace(output_dir=sys.argv[1] + "/beside", exporters=[sc.exporters.MemoryExporter()], options=sc.Options(
+other_profiler = sc.trace(output_dir=sys.argv[1] + "/other", exporters=[sc.exporters.MemoryExporter()], options=sc.Options(
     session_dir=sys.argv[2], drain_interval=0.005, journal=False))
-profiler_beside.start()
+other_profiler.start()
 """
     loop = """
 import threading
@@ -101,7 +101,7 @@ for _ in range(20):
     profiler._life.opened.loop.wake()
     time.sleep(0.01)
 """
-    crash.of(program((other if beside else "") + loop, seconds=1000.0, queue=1 << 20))
+    crash.of(program((other if with_other else "") + loop, seconds=1000.0, queue=1 << 20))
     check(crash)
 
 

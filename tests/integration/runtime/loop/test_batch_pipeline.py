@@ -74,8 +74,8 @@ class Lines:
     async def export(self, batch: EventBatch) -> None:
         """Counts what is no step."""
         self.places.add((threading.current_thread().name, id(asyncio.get_running_loop())))
-        kept = batch.events[batch.events["kind"] == int(Kind.SPAN)] if batch.source == "recorder" else batch.events
-        self.counts.update((batch.source, int(step)) for step in kept["step"])
+        spans = batch.events[batch.events["kind"] == int(Kind.SPAN)] if batch.source == "recorder" else batch.events
+        self.counts.update((batch.source, int(step)) for step in spans["step"])
 
     async def close_window(self, window: sc.Window) -> None:
         """A window is whole."""

@@ -17,8 +17,8 @@ from stepscope.runtime.session.note import read_note
 from tests.integration.runtime.lifecycle.test_exit import run
 from tests.support.basics import poll
 from tests.support.blocking import BlockingBackend
-from tests.support.crashes import names
-from tests.support.messages import said
+from tests.support.killed_programs import names
+from tests.support.messages import check_messages
 
 BLOCKED = """
 import stepscope as sc, sys, threading
@@ -69,7 +69,7 @@ def test_a_part_that_blocks_the_loop_loses_nothing(end: str, loop: str, tmp_path
 async def test_closing_is_completed_when_the_loop_goes_on(
     loop: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was given up is delivered then after all: nothing is left, and nothing says otherwise."""
+    """The window that was given up is delivered then after all: nothing is left, and no message says otherwise."""
     if loop == "asyncio":
         monkeypatch.setitem(sys.modules, "uvloop", None)
     backend, memory = BlockingBackend(), sc.exporters.MemoryExporter()
@@ -94,7 +94,7 @@ async def test_closing_is_completed_when_the_loop_goes_on(
     assert "work" in memory.names() or "recorder closed" in report
 
 
-def test_who_blocks_the_loop_is_named_to_other_profilers(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_other_profilers_name_the_part_that_blocks_the_loop(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The flush of another profiler says where the loop is, and so does its closing that was given up."""
     blocking = BlockingBackend()
     good = sc.trace(name="good", output_dir=tmp_path / "good", options=sc.Options(close_timeout=0.3))
@@ -133,6 +133,8 @@ def test_the_exit_waits_for_a_loop_that_works_after_the_deadline(tmp_path: Path)
     """Closing is completed then, and no session directory stays; the log says so, and what to do."""
     (tmp_path / "sessions").mkdir()
     done = run(LATE, tmp_path)
-    said(done.stderr, "Options.close_timeout", "0.1 s", snapshot=False)  # how much was closed by then is the machine's
+    check_messages(
+        done.stderr, "Options.close_timeout", "0.1 s", snapshot=False
+    )  # how much was closed by then is the machine's
     assert "there was not enough time" in done.stderr
     assert list((tmp_path / "sessions").iterdir()) == []

@@ -1,4 +1,4 @@
-"""What a journal tells of the victim, and its accounts: its diary against the journal."""
+"""The victim's events in a journal, and its accounts: its diary against the journal."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Found:
         opened = sum(map(len, self._opened))
         if whole and ledger is not None and not self.gaps <= ledger.dropped() <= self.gaps + opened:
             self.problems += (f"gaps name {self.gaps} events, the ledger of the run {ledger.dropped()}",)
-        self._settle(last)
+        self._check_window(last)
 
     def ended(self, lane: int) -> Numbers:
         """Numbers of the spans of a lane whose end is there, in order, each once."""
@@ -115,7 +115,7 @@ class Found:
         self._opened.append(np.stack([lanes, ids, windows], axis=1)[opened])
         self._ended.append(np.stack([lanes, _numbers(spans, batch.args), ids, windows], axis=1)[~opened])
 
-    def _settle(self, last_window: int) -> None:
+    def _check_window(self, last_window: int) -> None:
         self._rows: Any = np.concatenate([np.empty((0, 4), np.int64), *self._ended])
         opened: Any = np.concatenate([np.empty((0, 3), np.int64), *self._opened])
         parts = np.concatenate([self._rows[:, 2:], opened[:, 1:]])
@@ -142,11 +142,11 @@ def _numbers(spans: Block, args: bytes) -> Numbers:
     numbers = np.full(len(spans), -1, np.int64)
     inline = spans["flags"] & int(Flag.ARG_INLINE) != 0
     numbers[inline] = spans["args_len"][inline]
-    held = ~inline & (spans["args_len"] >= 16)
-    if held.any():
+    in_heap = ~inline & (spans["args_len"] >= 16)
+    if in_heap.any():
         heap = np.frombuffer(args, np.uint8)
-        at = spans["args_at"][held].astype(np.int64)[:, None] + np.arange(8, 16)
-        numbers[held] = np.ascontiguousarray(heap[at]).view("<i8").reshape(-1)
+        at = spans["args_at"][in_heap].astype(np.int64)[:, None] + np.arange(8, 16)
+        numbers[in_heap] = np.ascontiguousarray(heap[at]).view("<i8").reshape(-1)
     return numbers
 
 
@@ -154,7 +154,7 @@ UNDER_WAY = THREADS + 2
 """Threads that record. Each may be inside of one call when the end comes: its event may be dropped, and counted, unnoted."""
 
 
-def settle(place: Path, journal: Path, *, closed: bool, recovered: bool = False, bare: bool = False) -> Outcome:
+def check_accounts(place: Path, journal: Path, *, closed: bool, recovered: bool = False, bare: bool = False) -> Outcome:
     """Compares a journal with the diary.
 
     Every span whose exit had returned before the end is there, or dropped and counted; any other is lost. Of the rest,
@@ -222,5 +222,5 @@ def settle(place: Path, journal: Path, *, closed: bool, recovered: bool = False,
     if -found.cut_short <= surplus < 0:
         exported -= surplus
     return Outcome(
-        produced=produced, exported=exported, dropped=dropped, held_ns=diary.held_ns, problems=tuple(problems)
+        produced=produced, exported=exported, dropped=dropped, blocked_ns=diary.blocked_ns, problems=tuple(problems)
     )

@@ -1,6 +1,6 @@
-"""Lives: runs drawn at random, whose accounts are compared with what truly happened.
+"""Runs drawn at random, whose accounts are compared with what truly happened.
 
-Run as a program it lives those that its standard input has as JSON, and prints what was wrong: rings belong to a
+Run as a program it executes the plans of its standard input, as JSON, and prints the faults: rings belong to a
 process, and so do their size and policy.
 """
 
@@ -31,8 +31,8 @@ Exporter = Literal["fine", "slow", "raises", "cannot open", "hangs", "cannot clo
 Overflow = Literal["drop_newest", "drop_oldest", "block"]
 
 
-class Party(msgspec.Struct, frozen=True):
-    """One profiler of a life."""
+class ProfilerPlan(msgspec.Struct, frozen=True):
+    """One profiler of a plan."""
 
     schedule: tuple[int, int, int, int] | None
     exporters: tuple[Exporter, ...]
@@ -44,29 +44,29 @@ class Party(msgspec.Struct, frozen=True):
     pauses: frozenset[int]
 
 
-class Life(msgspec.Struct, frozen=True):
-    """What happens: for each step, how much each thread records; the first thread is that of the training loop."""
+class RunPlan(msgspec.Struct, frozen=True):
+    """The number of events of each thread in each step; the first thread is that of the training loop."""
 
-    parties: tuple[Party, ...]
+    profiler_plans: tuple[ProfilerPlan, ...]
     steps: tuple[tuple[int, ...], ...]
-    held: tuple[int, int] | None
+    long_span_steps: tuple[int, int] | None
     """The steps in which a span begins and ends."""
 
 
 class Process(msgspec.Struct, frozen=True):
-    """Lives that share their rings."""
+    """Runs that share their rings."""
 
     overflow: Overflow
     ring_slots: int
     ring_bytes: int
-    lives: tuple[Life, ...]
+    run_plans: tuple[RunPlan, ...]
 
 
 EXPORTERS: tuple[Exporter, ...] = ("fine", "slow", "raises", "cannot open", "hangs", "cannot close")
 POLICIES: tuple[Overflow, ...] = ("drop_newest", "drop_oldest", "block")
 
-parties = st.builds(
-    Party,
+profiler_plans = st.builds(
+    ProfilerPlan,
     schedule=st.none() | st.tuples(st.integers(0, 2), st.integers(0, 1), st.integers(1, 3), st.integers(0, 2)),
     exporters=st.lists(st.sampled_from(EXPORTERS), max_size=2, unique=True).map(tuple),
     device=st.booleans(),
@@ -77,25 +77,25 @@ parties = st.builds(
     pauses=st.frozensets(st.integers(0, 7), max_size=2),
 )
 bursts = st.sampled_from([0, 1, 7, 60, 400])
-lives = st.builds(
-    Life,
-    parties=st.lists(parties, min_size=1, max_size=3).map(tuple),
+run_plans = st.builds(
+    RunPlan,
+    profiler_plans=st.lists(profiler_plans, min_size=1, max_size=3).map(tuple),
     steps=st.lists(
         st.tuples(bursts, bursts, bursts) | st.tuples(bursts, st.just(0), st.just(0)), min_size=1, max_size=8
     ).map(tuple),
-    held=st.none() | st.tuples(st.integers(0, 4), st.integers(0, 8)),
+    long_span_steps=st.none() | st.tuples(st.integers(0, 4), st.integers(0, 8)),
 )
 processes = st.builds(
     Process,
     overflow=st.sampled_from(POLICIES),
     ring_slots=st.sampled_from([64, 256, 1024]),
     ring_bytes=st.sampled_from([4096, 1 << 16, 1 << 20]),
-    lives=st.lists(lives, min_size=3, max_size=3).map(tuple),
+    run_plans=st.lists(run_plans, min_size=3, max_size=3).map(tuple),
 )
 
 
 class _Crew:
-    """Threads that record a burst each when they are told to, and are waited for: so it is known what was recorded."""
+    """Threads that record a burst each on demand, and are waited for: so it is known what was recorded."""
 
     def __init__(self, size: int) -> None:
         self._orders = [0] * size
@@ -137,7 +137,7 @@ def record(count: int) -> None:
 
 def _exporter(kind: Exporter) -> sc.exporters.MemoryExporter:
     methods: dict[Exporter, Method] = {"raises": "export", "cannot open": "open", "cannot close": "close_window"}
-    fail: dict[Method, BaseException] = {methods[kind]: OSError("as told")} if kind in methods else {}
+    fail: dict[Method, BaseException] = {methods[kind]: OSError("on demand")} if kind in methods else {}
     return sc.exporters.MemoryExporter(
         name=kind,
         fail=fail,
@@ -151,11 +151,11 @@ def _late_backend() -> sc.backends.ScriptedBackend:
     return sc.backends.ScriptedBackend([Deliver(spans, delay=0.05, late=True), Lose(7)], name="late")
 
 
-def live(life: Life, overflow: Overflow, ring_slots: int, ring_bytes: int, directory: Path) -> list[str]:
-    """Lives a life.
+def execute(plan: RunPlan, overflow: Overflow, ring_slots: int, ring_bytes: int, directory: Path) -> list[str]:
+    """Executes a plan.
 
     Returns:
-        What is wrong with its accounts.
+        Faults in its accounts.
     """
     profilers: list[sc.Profiler] = []
     memories: list[list[sc.exporters.MemoryExporter]] = []
@@ -163,25 +163,25 @@ def live(life: Life, overflow: Overflow, ring_slots: int, ring_bytes: int, direc
     rings_before = None
     made = 0  # events whose recording has returned
     by_step: list[int] = []
-    held, held_is_open, held_is_recorded = sc.span("held"), False, False
-    crew = _Crew(len(life.steps[0]) - 1)
+    long_span, is_open, is_recorded = sc.span("held"), False, False
+    crew = _Crew(len(plan.steps[0]) - 1)
     with contextlib.ExitStack() as stack:
-        for number, party in enumerate(life.parties):
+        for number, each in enumerate(plan.profiler_plans):
             device = (
                 sc.backends.SimulatedDevice(kernels_per_second=20_000, flush_delay=0.01, drop=0.2)
-                if party.device
+                if each.device
                 else None
             )
-            backends: list[Any] = [backend for backend in (device, _late_backend() if party.late else None) if backend]
-            exporters = [_exporter(kind) for kind in party.exporters]
+            backends: list[Any] = [backend for backend in (device, _late_backend() if each.late else None) if backend]
+            exporters = [_exporter(kind) for kind in each.exporters]
             options = sc.Options(
-                memory_bytes=1 << 32, ring_slots=ring_slots, ring_bytes=ring_bytes, overflow=overflow if number == 0 else party.overflow,
-                inbox_bytes=party.inbox_bytes, queue_bytes=party.queue_bytes, linger=0.02, close_timeout=1.0,
+                memory_bytes=1 << 32, ring_slots=ring_slots, ring_bytes=ring_bytes, overflow=overflow if number == 0 else each.overflow,
+                inbox_bytes=each.inbox_bytes, queue_bytes=each.queue_bytes, linger=0.02, close_timeout=1.0,
                 block_seconds=0.05, drain_interval=0.05,
             )  # fmt: skip
             schedule = None
-            if party.schedule is not None:
-                wait, warmup, active, repeat = party.schedule
+            if each.schedule is not None:
+                wait, warmup, active, repeat = each.schedule
                 schedule = sc.schedule(wait=wait, warmup=warmup, active=active, repeat=repeat)
             if rings_before is None:
                 rings_before = recorder(options).statistics()
@@ -194,28 +194,28 @@ def live(life: Life, overflow: Overflow, ring_slots: int, ring_bytes: int, direc
             profilers.append(profiler)
             memories.append(exporters)
             devices.append(device)
-        for step, orders in enumerate(life.steps):
-            for profiler, party in zip(profilers, life.parties, strict=True):
-                if step in party.pauses:
+        for step, orders in enumerate(plan.steps):
+            for profiler, each in zip(profilers, plan.profiler_plans, strict=True):
+                if step in each.pauses:
                     profiler.pause()
             recording = bool(_core.recording())
-            if life.held and step == life.held[0]:
-                held.__enter__()
-                held_is_open = True
+            if plan.long_span_steps and step == plan.long_span_steps[0]:
+                long_span.__enter__()
+                is_open = True
             # Also one that was entered before its window began, as all of its profilers run.
-            held_is_recorded |= held_is_open and recording
+            is_recorded |= is_open and recording
             record(orders[0])
             crew.burst(orders[1:])
-            if life.held and step == life.held[1]:
-                held.__exit__(None, None, None)
-                made += held_is_recorded
-                held_is_open = False
+            if plan.long_span_steps and step == plan.long_span_steps[1]:
+                long_span.__exit__(None, None, None)
+                made += is_recorded
+                is_open = False
             made += sum(orders) if recording else 0
             by_step.append(orders[0] if recording else 0)
-            for profiler, party in zip(profilers, life.parties, strict=True):
-                if step in party.pauses:
+            for profiler, each in zip(profilers, plan.profiler_plans, strict=True):
+                if step in each.pauses:
                     profiler.resume()
-            held_is_recorded |= held_is_open and bool(_core.recording())
+            is_recorded |= is_open and bool(_core.recording())
             for profiler in profilers:
                 before = profiler.statistics().windows
                 profiler.step()
@@ -234,8 +234,11 @@ def live(life: Life, overflow: Overflow, ring_slots: int, ring_bytes: int, direc
         *_first(profilers[0], made),
         *(
             problem
-            for party, exporters in zip(life.parties, memories, strict=True)
-            if not party.pauses and not life.held and overflow != "drop_oldest" and not any(map(sum, _others(life)))
+            for each, exporters in zip(plan.profiler_plans, memories, strict=True)
+            if not each.pauses
+            and not plan.long_span_steps
+            and overflow != "drop_oldest"
+            and not any(map(sum, _others(plan)))
             for memory in exporters
             for problem in _windows(memory, by_step)
         ),
@@ -252,12 +255,12 @@ def _threads_left() -> list[str]:
     return []
 
 
-def _others(life: Life) -> list[tuple[int, ...]]:
-    return [orders[1:] for orders in life.steps]
+def _others(plan: RunPlan) -> list[tuple[int, ...]]:
+    return [orders[1:] for orders in plan.steps]
 
 
 def _windows(memory: sc.exporters.MemoryExporter, by_step: list[int]) -> list[str]:
-    """Each window knows exactly what the training loop recorded in its steps, kept or lost."""
+    """Each window knows exactly what the training loop recorded in its steps, stored or lost."""
     problems: list[str] = []
     for window in memory.windows:
         marks = len(memory.events(window.index, Kind.STEP))
@@ -296,7 +299,7 @@ def _party(number: int, profiler: sc.Profiler, device: sc.backends.SimulatedDevi
 
 
 def _output(memory: sc.exporters.MemoryExporter) -> list[str]:
-    """What an exporter got is what the ledgers of its windows say, and each window balances."""
+    """An exporter's events agree with the ledgers of its windows, and each window balances."""
     problems: list[str] = []
     for window in memory.windows:
         problems += audit_window(window)
@@ -324,16 +327,16 @@ def _first(profiler: sc.Profiler, made: int) -> list[str]:
 
 
 def main() -> None:
-    """Lives what standard input has."""
+    """Executes the plans of standard input."""
     process = msgspec.json.decode(sys.stdin.buffer.read(), type=Process)
     problems: list[str] = []
-    for number, life in enumerate(process.lives):
+    for number, plan in enumerate(process.run_plans):
         began = time.monotonic()
         with tempfile.TemporaryDirectory() as directory:
-            found = live(life, process.overflow, process.ring_slots, process.ring_bytes, Path(directory))
-        problems += [f"life {number}: {problem}" for problem in found]
+            found = execute(plan, process.overflow, process.ring_slots, process.ring_bytes, Path(directory))
+        problems += [f"plan {number}: {problem}" for problem in found]
         if time.monotonic() - began > 60:
-            problems.append(f"life {number} took a minute")
+            problems.append(f"plan {number} took a minute")
     sys.stdout.buffer.write(msgspec.json.encode(problems))
 
 

@@ -13,7 +13,7 @@ import msgspec
 from benchmarks.harness.row import Sample
 
 Steps = Callable[[], AbstractContextManager[Callable[[], object]]]
-"""Starts whatever is to run beside the steps, gives the step, and stops it."""
+"""Starts the work that runs during the steps, yields the step, and stops the work."""
 
 
 class Half(msgspec.Struct, frozen=True):
@@ -56,7 +56,7 @@ def _run(step: Callable[[], object], count: int) -> Half:
     return Half(statistics.fmean(times), statistics.median(times), p90, (time.process_time_ns() - before) / count / 1e6)
 
 
-class Alternation:
+class PairedComparison:
     """Training by turns in two ways; which comes first changes, so that no drift counts for one of them."""
 
     def __init__(self, steps: int, bare: Steps, traced: Steps) -> None:

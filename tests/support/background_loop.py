@@ -1,4 +1,4 @@
-"""A loop that runs on a thread of its own beside a test, for those that ask its profiler for windows."""
+"""A loop that runs on a thread of its own during a test, for those that ask its profiler for windows."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Loop:
 
 @contextlib.contextmanager
 def looping(directory: Path, control: Control, **more: Any) -> Generator[tuple[stepscope.Profiler, list[Any]]]:
-    """A loop that runs beside the test, and its windows."""
+    """A loop that runs during the test, and its windows."""
     windows: list[Any] = []
     with stepscope.trace(
         control=control, output_dir=directory, options=QUICK, on_trace_ready=windows.append, **more
