@@ -26,7 +26,7 @@ from stepscope.analysis.tables.rank_summary import RankSummary, most_sampled
 from stepscope.analysis.thresholds import COVERED, DEVICE_BUSY, FEWEST_SAMPLES, FEWEST_STEPS, FINDING
 from stepscope.runtime.display.text_table import human_count, human_time, printable, shorten
 from stepscope.runtime.windows.step_facts import Phase
-from stepscope.runtime.windows.step_parts import UNCOVERED, durations, is_uncovered, parts_of
+from stepscope.runtime.windows.step_parts import UNCOVERED, durations, in_median_step, is_uncovered, parts_of
 from stepscope.runtime.windows.step_statistics import difference, statistics_of
 from stepscope.runtime.windows.window import FLIGHT
 
@@ -267,15 +267,10 @@ def _saved(summary: RankSummary) -> tuple[str, ...]:
 
 
 def _shares(summary: RankSummary) -> tuple[Share, ...]:
-    """Parts of a step, the largest first, uncovered time last. They are sums over the steps below the 95th percentile, so that
-    they add up."""
-    took = durations(summary.judged_steps)
-    usual = took <= np.quantile(took, 0.95)
-    total = float(took[usual].sum()) or 1.0
-    sums = {name: float(column[usual].sum()) for name, column in parts_of(summary.judged_steps).items()}
-    shares = [
-        Share(name, ns / total * summary.step_ns, ns / total) for name, ns in sums.items() if ns or name == UNCOVERED
-    ]
+    """Parts of a step, the largest first, uncovered time last."""
+    facts, step_ns = summary.judged_steps, summary.step_ns or 1.0
+    times = in_median_step(facts, parts_of(facts))
+    shares = [Share(name, ns, ns / step_ns) for name, ns in times.items() if ns or name == UNCOVERED]
     return tuple(sorted(shares, key=lambda share: (is_uncovered(share.name), -share.ns)))
 
 

@@ -17,7 +17,7 @@ from accelerate import Accelerator
 
 def main() -> None:
     handler = StepscopeProfileKwargs(
-        schedule_option={"wait": 1, "warmup": 1, "active": 2, "repeat": 2}, output_trace_dir="traces"
+        schedule_option={"wait": 1, "warmup": 1, "active": 10, "repeat": 2}, output_trace_dir="traces"
     )
     accelerator = Accelerator(
         cpu=True, gradient_accumulation_steps=2, kwargs_handlers=[handler], log_with=[StepscopeTracker(handler)]
@@ -27,7 +27,7 @@ def main() -> None:
     model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
 
     with accelerator.profile() as tracing:
-        for _ in range(16):
+        for _ in range(48):
             points = torch.rand(32, 2)
             with accelerator.accumulate(model), sc.span("micro_step"):
                 loss = (model(points) - points.sum(1, keepdim=True)).square().mean()

@@ -1,4 +1,4 @@
-"""Traces Keras on its torch backend: one callback, and a window of batches 5 to 7 is in `run/fit`."""
+"""Traces Keras on its torch backend: one callback, and a window of batches 5 to 30 is in `run/fit`."""
 
 # Keras has no annotations.
 # mypy: disable-error-code="import-untyped"
@@ -21,8 +21,8 @@ def main() -> None:
     points = np.random.default_rng(0).random((640, 2))
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(8, "relu"), keras.layers.Dense(1)])
     model.compile(optimizer="sgd", loss="mse")
-    with StepscopeCallback(log_dir="run", profile_batch=(5, 7)) as tracing:
-        model.fit(points, points.sum(1, keepdims=True), batch_size=32, verbose=0, callbacks=[tracing])
+    with StepscopeCallback(log_dir="run", profile_batch=(5, 30)) as tracing:
+        model.fit(points, points.sum(1, keepdims=True), batch_size=16, verbose=0, callbacks=[tracing])
     if tracing.profiler is not None:
         print(tracing.profiler.summary(top=8))
         print(tracing.profiler.report())

@@ -1,4 +1,4 @@
-"""Traces Lightning's Trainer: one callback, and a window of three updates is in `run/fit`."""
+"""Traces Lightning's Trainer: one callback, and a window of 25 updates is in `run/fit`."""
 
 # torch's annotations are incomplete.
 # mypy: allow-untyped-calls
@@ -33,8 +33,8 @@ class Line(LightningModule):
 
 def main() -> None:
     points = torch.rand(640, 2)
-    loader = DataLoader(TensorDataset(points, points.sum(1, keepdim=True)), batch_size=32)
-    tracing = StepscopeCallback(output_dir="run", schedule=sc.schedule(wait=3, warmup=1, active=3, repeat=1))
+    loader = DataLoader(TensorDataset(points, points.sum(1, keepdim=True)), batch_size=8)
+    tracing = StepscopeCallback(output_dir="run")
     trainer = Trainer(
         max_epochs=1, accelerator="cpu", accumulate_grad_batches=2, logger=False, enable_checkpointing=False,
         enable_progress_bar=False, enable_model_summary=False, callbacks=[tracing],

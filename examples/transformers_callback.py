@@ -1,4 +1,4 @@
-"""Traces the Trainer of Transformers: one callback, and a window of three updates is in `run/fit`."""
+"""Traces the Trainer of Transformers: one callback, and a window of 25 updates is in `run/fit`."""
 
 # torch's annotations are incomplete.
 # mypy: allow-untyped-calls
@@ -21,12 +21,10 @@ def main() -> None:
     model = BertForSequenceClassification(size)
     words = torch.randint(0, 64, (64, 8))
     data: Any = [{"input_ids": row, "labels": row.sum() % 2} for row in words]
-    tracing = StepscopeCallback(
-        profiler_wait_steps=1, profiler_warmup_steps=1, profiler_active_steps=3, profiler_output_dir="run"
-    )
+    tracing = StepscopeCallback(output_dir="run")
     arguments = TrainingArguments(
-        output_dir="out", max_steps=8, per_device_train_batch_size=4, gradient_accumulation_steps=2, use_cpu=True,
-        logging_steps=1, report_to=[], save_strategy="no", disable_tqdm=True, dataloader_pin_memory=False,
+        output_dir="out", max_steps=30, per_device_train_batch_size=4, gradient_accumulation_steps=2, use_cpu=True,
+        logging_steps=10, report_to=[], save_strategy="no", disable_tqdm=True, dataloader_pin_memory=False,
     )  # fmt: skip
     trainer = Trainer(model=model, args=arguments, train_dataset=data, callbacks=[tracing])
     with tracing:

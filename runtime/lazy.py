@@ -1,4 +1,4 @@
-"""Public names whose modules are imported when a program first asks for one: most programs use few of them."""
+"""Public names whose modules are imported when a program first asks for one, as most programs use few; and hints for wrong names."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ from typing import Any
 
 
 def lazy(
-    module: str, names: Mapping[str, tuple[str, ...]], others: Mapping[str, str] = MappingProxyType({})
+    module: str,
+    names: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
+    others: Mapping[str, str] = MappingProxyType({}),
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Makes the `__getattr__` and `__dir__` of a module (PEP 562).
 
     Args:
         module: its full name.
         names: by the full name of the module that defines them, the names that it has. A module with no names is had itself,
-            by the last part of its own name.
+            by the last part of its own name. By default the module imports its names itself.
         others: what to use in place of names that people may look for here.
     """
     where = {name: source for source, defined in names.items() for name in defined}

@@ -7,6 +7,8 @@ recording.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from stepscope.compat.mindspore.analysis.analysis import Analysis, ProductStatus, WindowAnalysis
 from stepscope.compat.mindspore.environment import EnvProfiler
 from stepscope.compat.mindspore.errors import (
@@ -39,8 +41,12 @@ from stepscope.compat.mindspore.options.schedule import (
 )
 from stepscope.compat.mindspore.products.operators import OperatorRow
 from stepscope.compat.mindspore.profiler import Profiler, _ExperimentalConfig, analyse, profile  # pyright: ignore[reportPrivateUsage]
+from stepscope.runtime.lazy import lazy as _lazy
 
 EnvProfiler.init_profiler()
+
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = _lazy(__name__)
 
 __all__ = [
     "AicoreMetrics",

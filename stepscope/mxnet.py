@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os as _os
+from typing import TYPE_CHECKING
 
 from stepscope.compat.mxnet.errors import MXNetError, MXNetStateError, MXNetValueError
 from stepscope.compat.mxnet.functions import (
@@ -31,8 +32,12 @@ from stepscope.compat.mxnet.objects.scopes import current_scope, custom_operator
 from stepscope.compat.mxnet.remote import RemoteCollector, RemoteControl, RemoteProcesses
 from stepscope.compat.mxnet.settings import Capability, MXNetSettings
 from stepscope.compat.mxnet.statistics import FramePass
+from stepscope.runtime.lazy import lazy as _lazy
 
 _start_from_environment(_os.environ)
+
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = _lazy(__name__)
 
 __all__ = [
     "Capability",

@@ -78,8 +78,10 @@ class StepscopeProfileKwargs(_ProfileKwargs):  # type: ignore[misc]
         ready = self.on_trace_ready
         callback = None if ready is None or isinstance(ready, Exporter) else ready
         results = LatestResults() if all(getattr(self, need) for need in NEEDS) else None
+        device = next((device for device in DEVICES if device in self._chosen()[1]), None)
+        torch_flags = TorchFlags(**self._flags(), use_device=None if device is None else device.lower())
         backends = partial(self._backends, results)
-        self.last = AccelerateRun(self._settings(), backends, callback, self._torch_flags(), results)
+        self.last = AccelerateRun(self._settings(), backends, callback, torch_flags, results)
         return self.last
 
     def to_dict(self) -> dict[str, Any]:
@@ -116,11 +118,6 @@ class StepscopeProfileKwargs(_ProfileKwargs):  # type: ignore[misc]
 
     def _chosen(self) -> tuple[list[Any] | None, set[str]]:
         return choose(None if self.activities is None else [_activity(name) for name in self.activities], None)
-
-    def _torch_flags(self) -> TorchFlags:
-        """The columns that torch's own tables shall have."""
-        device = next((device for device in DEVICES if device in self._chosen()[1]), None)
-        return TorchFlags(**self._flags(), use_device=None if device is None else device.lower())
 
     def _flags(self) -> dict[str, Any]:
         return {flag: getattr(self, flag) for flag in SWITCHES.values()}

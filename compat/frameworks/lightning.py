@@ -266,13 +266,18 @@ class StepscopeProfiler(TracingCallback, Profiler):
     def teardown(self, stage: str | None) -> None:
         """Ends the run. Lightning calls it when the object is deleted, too."""
         if "loop" in self.__dict__:  # not if making it failed
-            stores_errors(_teardown)(self, stage)
+            self._teardown(stage)
+
+    @stores_errors
+    def _teardown(self, stage: str | None) -> None:
+        self.loop.close()
+        super().teardown(stage)
 
     # steps
 
     def _open(self) -> None:
         trainer = self._trainer()
-        self._updates = self._global_step(trainer)
+        self._updates = 0 if trainer is None else int(trainer.global_step)
         stage = self._stage or "fit"
         first = {}
         if stage == "fit" and trainer is not None:
@@ -286,15 +291,12 @@ class StepscopeProfiler(TracingCallback, Profiler):
         trainer: Trainer | None = None if module is None else module.trainer
         return trainer
 
-    def _global_step(self, trainer: Trainer | None) -> int:
-        return 0 if trainer is None else int(trainer.global_step)
-
     def _updated(self) -> bool:
         """True if the batch that ended is a step's last: always, but where gradients are accumulated."""
         trainer = self._trainer()
         if self._stage in EVALUATIONS or trainer is None:
             return True
-        before, self._updates = self._updates, self._global_step(trainer)
+        before, self._updates = self._updates, int(trainer.global_step)
         return self._updates != before
 
     def _role(self, action: str) -> _Role:
@@ -321,8 +323,3 @@ def _role(stage: str | None, action: str) -> _Role:
         if action.endswith(f".{epoch}"):
             return _Role.ENDS_EPOCH
     return _Role.NONE
-
-
-def _teardown(profiler: StepscopeProfiler, stage: str | None) -> None:
-    profiler.loop.close()
-    super(StepscopeProfiler, profiler).teardown(stage)

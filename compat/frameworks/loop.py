@@ -81,6 +81,8 @@ class Loop:
         self._first: dict[str, int] = {}
         """The step with which the first run of a stage began. The default schedule counts from there, so that it records a resumed
         training, and does not record later runs of the stage again."""
+        self._recorded_nothing: set[str] = set()
+        """Stages of runs that recorded nothing, as the log says once for each."""
         self._not_numbers: set[str] = set()
         """Names of logged values that were no counters."""
         self._finalizer: Callable[[], object] | None = None
@@ -233,7 +235,8 @@ class Loop:
         recorded = 0 if stats.pipeline is None else sum(stats.pipeline.windows.accepted.values())
         if not recorded:
             why = next(iter(profiler.diagnostics()), "") if self._stepped else "it ended before its first step did"
-            if why:
+            if why and stage not in self._recorded_nothing:  # a program may evaluate after each epoch
+                self._recorded_nothing.add(stage)
                 log.warning("stepscope recorded nothing of %r: %s", stage, why)
             return
         path, of = profiler.output.path, ""

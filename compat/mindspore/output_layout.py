@@ -226,5 +226,5 @@ def _steps_per_call(directory: Path) -> int:
     try:
         metadata: Any = json.loads((directory / "profiler_metadata.json").read_bytes())
         return int(metadata[METADATA][STEPS_PER_CALL])
-    except (OSError, ValueError, KeyError, TypeError):  # none was written, or by another version
+    except (OSError, ValueError, KeyError, TypeError, OverflowError):  # none was written, or by another version
         return 1

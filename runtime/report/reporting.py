@@ -83,6 +83,7 @@ class Reporting:
         if self._pipeline is not None:
             notes += tuple(self._pipeline.notes)
             notes += tuple(_error_notes(self._pipeline))
+            notes += tuple(_late_notes(self._pipeline))
             notes += self._flight_notes(self._pipeline)
         if life.ending is not None and life.ending.timed_out:
             notes += (life.ending.note,)
@@ -202,6 +203,14 @@ def _error_notes(pipeline: Pipeline) -> Iterator[str]:
             f"{count} of stepscope, first in {faults.first}: something of what was recorded may be missing; please "
             "report what raise_errors() raises"
         )
+
+
+def _late_notes(pipeline: Pipeline) -> Iterator[str]:
+    """A sentence for each source of which events came after their window was closed: the window had been reported by then."""
+    for source, count in pipeline.statistics().windows.late.items():
+        if count:
+            events = human_count(count, "event")
+            yield f"late: {events} of {source!r} came after the window was closed, which is without them, even if it counts as complete"
 
 
 def _wrapped(error: Exception, cause: BaseException) -> Exception:

@@ -19,6 +19,8 @@ JOB_VARIABLES = (
     *("PBS_JOBID", "LSB_JOBID", "FLUX_JOB_ID", "JOB_ID"),
 )
 """Where the user and launchers, and other batch systems, say which job this is; the first one counts."""
+_NAME_OR_RANK = "MS_NODE_ID"
+"""MindSpore takes any name of a process here; `msrun` writes the rank."""
 _NUMBER = re.compile(r"-?[0-9]+")
 _MAX_DIGITS = 20
 """Longer text is cut: its number is too large in any case, and Python refuses to read thousands of digits."""
@@ -46,7 +48,7 @@ def is_child() -> bool:
 
 def rank_from_environment() -> tuple[int | None, int | None]:
     """(rank, world size) as launchers announce them in the environment, else as torch.distributed has them, if it is in use;
-    `None` by default. A number that is too large or negative is ignored, with a warning in the log."""
+    `None` by default. A value that is no such number is ignored, with a warning in the log."""
 
     rank = _number(valid_rank, "RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "RANK_ID", "MS_NODE_ID")
     sizes = ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "RANK_SIZE", "MS_WORKER_NUM")
@@ -65,11 +67,14 @@ def local_world_size() -> int | None:
     return _number(valid_world_size, "LOCAL_WORLD_SIZE", "SLURM_NTASKS_PER_NODE", "OMPI_COMM_WORLD_LOCAL_SIZE")
 
 
-def _number(valid: Callable[[int | None, str], int | None], *names: str) -> int | None:
+def _number(valid: Callable[[int | str, str], int | None], *names: str) -> int | None:
     """The first of these variables that is a valid number."""
     for name in names:
-        found = _NUMBER.fullmatch(os.environ.get(name, "").strip())
-        number = valid(int(found[0][:_MAX_DIGITS]), name) if found else None
+        text = os.environ.get(name, "").strip()
+        is_number = _NUMBER.fullmatch(text) is not None
+        if not text or (name == _NAME_OR_RANK and not is_number):
+            continue
+        number = valid(int(text[:_MAX_DIGITS]) if is_number else text, name)
         if number is not None:
             return number
     return None

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from stepscope.runtime.display.text_table import human_count
+from stepscope.runtime.settings.arguments import shown
 
 MAX_RANKS = 1 << 20
 """Limit of ranks in a job and in one text. Larger numbers come from damaged or hostile input."""
@@ -75,23 +76,24 @@ def ranks_text(ranks: Sequence[int] | None) -> str:
     return _joined(range(first, last + 1) for first, last in runs)
 
 
-def valid_rank(rank: int | None, source: str) -> int | None:
-    """Returns the rank; `None`, and logs a warning with its source, if it is not from 0 to below `MAX_RANKS`."""
-    if rank is None or 0 <= rank < MAX_RANKS:
+def valid_rank(rank: int | str | None, source: str) -> int | None:
+    """Returns the rank; `None`, and logs a warning with its source, if it is no number from 0 to below `MAX_RANKS`."""
+    if rank is None or (isinstance(rank, int) and 0 <= rank < MAX_RANKS):
         return rank
     _warn_once(
-        f"{source}: the rank {rank} is ignored, ranks are 0 to {MAX_RANKS - 1}: the process counts as one without a rank"
+        f"{source}: the rank {shown(rank)} is ignored, ranks are whole numbers from 0 to {MAX_RANKS - 1}: the process counts as "
+        "one without a rank"
     )
     return None
 
 
-def valid_world_size(size: int | None, source: str) -> int | None:
-    """Returns the number of ranks; `None`, and logs a warning with its source, if it is not from 1 to `MAX_RANKS`."""
-    if size is None or 1 <= size <= MAX_RANKS:
+def valid_world_size(size: int | str | None, source: str) -> int | None:
+    """Returns the number of ranks; `None`, and logs a warning with its source, if it is no number from 1 to `MAX_RANKS`."""
+    if size is None or (isinstance(size, int) and 1 <= size <= MAX_RANKS):
         return size
     _warn_once(
-        f"{source}: the world size {size} is ignored, sizes are 1 to {MAX_RANKS}: it counts as unknown, so missing ranks are "
-        "not noticed"
+        f"{source}: the world size {shown(size)} is ignored, sizes are whole numbers from 1 to {MAX_RANKS}: it counts as unknown, so "
+        "missing ranks are not noticed"
     )
     return None
 

@@ -78,7 +78,9 @@ class InvalidValue(NamedTuple):
     """Its place, what it should be, its value, and what to do: `Control.poll must be a number >= 0.01, got int: 0`."""
 
 
-def find_invalid_value(value: object, kind: Any, at: str = "", *, strict: bool = True) -> InvalidValue | None:
+def find_invalid_value(
+    value: object, kind: Any, at: str = "", *, strict: bool = True, reason: str = ""
+) -> InvalidValue | None:
     """Returns the first part of a value that does not fit a type; `None` if all do.
 
     Args:
@@ -86,12 +88,13 @@ def find_invalid_value(value: object, kind: Any, at: str = "", *, strict: bool =
         kind: the type.
         at: name of the value, for the message.
         strict: if false, a text may stand for a number, as in a URL.
+        reason: why the value is invalid, in msgspec's words, for one that fits the type otherwise.
     """
     try:
         msgspec.convert(value, kind, strict=strict)
     except msgspec.ValidationError as error:
         reason = str(error)
-    else:
+    if not reason:
         return None
     path = _PATH.search(reason)
     reason, place = (reason[: path.start()], path[1]) if path else (reason, "")

@@ -53,7 +53,8 @@ class Window(Documented, frozen=True, kw_only=True, dict=True):
     """Its steps, in order, with number and times. A call of `step()` ends each. A run that never calls `step()` is one step."""
     complete: bool
     """False if the run ended (or `stop()` was called) before the `step()` with which the schedule ends the window, if a source
-    recorded nothing for a part of it, or if a source delivered after it was closed. `ledger` counts dropped events."""
+    recorded nothing for a part of it, or had not delivered all of it in time. `ledger` counts dropped events. Events that come later
+    than a source has said are late: `Profiler.diagnostics` has them."""
     diagnostics: tuple[str, ...] = ()
     """Why the window is empty, partial or incomplete, in words."""
     ledger: Ledger = Ledger()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import sys
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -11,9 +12,11 @@ import pytest
 import stepscope as sc
 from stepscope.runtime.events.record import Kind
 from tests.support.arming import say_in_environment
-from tests.support.basics import require
+from tests.support.basics import ROOT, require
 from tests.support.callback_cases import CASES, Case
-from tests.support.frameworks import Runs, check_incomplete, check_well, fill
+from tests.support.frameworks import Runs, check_incomplete, check_verdict, check_well, fill
+from tests.support.launch import run_to_end
+from tests.support.operators import environment
 
 pytestmark = [
     # These are of Lightning 2.6 with torch 2.13, and of Keras 3.15 with numpy 2.
@@ -55,6 +58,8 @@ def test_a_step_is_an_update(case: Case, tmp_path: Path) -> None:
     spans = runs.spans(case.stage)
     assert spans.count(case.batch_span) == 6
     assert {"ProfilerStep#2", "ProfilerStep#4"} <= set(spans) and any(name.startswith("aten::") for name in spans)
+    if not require("torch").accelerator.is_available():
+        assert traced.profiler.report().backends["torch"].mode == "stream"
     assert (tmp_path / "runs" / case.stage / "journal").is_file()
     assert list((tmp_path / "runs" / case.stage / "tensorboard").glob("*.pt.trace.json"))
 
@@ -113,6 +118,55 @@ def test_broken_outputs_cost_the_training_nothing(case: Case, tmp_path: Path, sm
         "space" in str(error) for error in traced.errors
     )
     assert runs.steps(case.stage) == [(2, 3, 4)]
+
+
+@pytest.mark.checklist("B3")
+def test_the_end_says_once_where_the_results_are_and_the_verdict(
+    case: Case, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of as many steps as are recorded by default."""
+    traced = case.make(tmp_path / "runs")
+    case.fit(traced, tmp_path, batches=30)
+    check_well(traced)
+    check_verdict(caplog.text, tmp_path / "runs" / case.stage)
+
+
+@pytest.mark.checklist("B3")
+def test_a_training_that_is_started_again(case: Case, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """With the same callback: each is a run, whose steps go on where those before ended, and which says its results once."""
+    runs = Runs()
+    traced = case.make(tmp_path / "runs", exporters=[runs], schedule=None)
+    case.fit(traced, tmp_path, batches=5, times=3)
+    check_well(traced)
+    first = [memory.windows[0].steps[0].number for _, _, memory in runs.made]
+    assert first == ([0, 5, 10] if case.counts_on else [0, 0, 0])
+    assert caplog.text.count(f"stepscope recorded {case.stage!r}: ") == 3
+
+
+TORCH_FIRST = """
+import sys, torch
+from pathlib import Path
+__import__(sys.argv[1])
+from tests.support.callback_cases import CASES
+from tests.support.frameworks import Runs, check_well
+runs, where = Runs(), Path.cwd()
+(case,) = (case for case in CASES if case.name == sys.argv[2])
+traced = case.make(where / "runs", exporters=[runs])
+case.fit(traced, where, batches=30)
+check_well(traced)
+((_, _, memory),) = runs.made
+print(traced.profiler.report().backends["torch"].mode, any(name.startswith("aten::") for name in memory.names()))
+"""
+
+
+def test_torch_may_be_imported_first(case: Case, tmp_path: Path) -> None:
+    """Operators come from torch's own engine then, which is said once; the results and the verdict are the same."""
+    changes = {"PYTHONPATH": str(ROOT), "KERAS_BACKEND": "torch"}
+    command = [sys.executable, "-c", TORCH_FIRST, case.needs, case.name]
+    done = run_to_end(command, cwd=tmp_path, environment=environment(**changes), server=None)
+    assert done.returncode == 0 and done.stdout.split()[-2:] == ["kineto", "True"], done.stderr
+    assert done.stderr.count("torch was imported before stepscope; for live operators import stepscope first") == 1
+    check_verdict(done.stderr, tmp_path / "runs" / case.stage)
 
 
 @pytest.mark.checklist("B4")

@@ -43,6 +43,8 @@ class Training(msgspec.Struct, frozen=True):
     """The batch that raises ZeroDivisionError, from 0."""
     order_at: int = -1
     """The batch in which an operator asks for two steps."""
+    times: int = 1
+    """How often it is started: each goes on where the one before ended."""
 
     def in_batch(self, number: int) -> None:
         """To be called in each batch."""
@@ -68,6 +70,8 @@ class Case(msgspec.Struct, frozen=True):
     """Name of the span of an epoch; empty if the framework knows none."""
     tells_of_exceptions: bool = False
     """Whether the framework calls its callbacks after an exception."""
+    counts_on: bool = True
+    """Whether the steps of a training that is started again go on where those before ended."""
 
     def fit(self, traced: Any, where: Path, **training: int) -> int:
         """Trains, as the fields of `Training` say; returns the number of updates of the weights."""
@@ -87,7 +91,8 @@ def _train_keras(traced: Any, where: Path, training: Training) -> int:
     made.compile(optimizer=keras.optimizers.SGD(0.01, gradient_accumulation_steps=steps), loss="mse")
     points, values = np.random.rand(2 * training.batches, 4), np.random.rand(2 * training.batches, 1)
     callbacks = [traced, keras.callbacks.LambdaCallback(on_train_batch_begin=begin)]
-    made.fit(points, values, batch_size=2, epochs=training.epochs, verbose=0, shuffle=False, callbacks=callbacks)
+    for _ in range(training.times):
+        made.fit(points, values, batch_size=2, epochs=training.epochs, verbose=0, shuffle=False, callbacks=callbacks)
     return int(made.optimizer.iterations)
 
 
@@ -109,25 +114,29 @@ def _train_transformers(traced: Any, where: Path, training: Training) -> int:
             return {"loss": (found - labels).square().mean(), "logits": found}
 
     require("accelerate")
-    trainer = transformers.Trainer(
-        model=Line(),
-        args=transformers.TrainingArguments(
-            output_dir=str(where / "transformers"),
-            per_device_train_batch_size=2,
-            num_train_epochs=training.epochs,
-            gradient_accumulation_steps=training.accumulated,
-            use_cpu=True,
-            report_to=[],
-            disable_tqdm=True,
-            save_strategy="no",
-            logging_strategy="no",
-            dataloader_pin_memory=False,
-        ),
-        train_dataset=[{"points": torch.rand(4), "labels": torch.rand(1)} for _ in range(2 * training.batches)],
-        callbacks=[traced],
-    )
-    trainer.train()
-    return int(trainer.state.global_step)
+    data = [{"points": torch.rand(4), "labels": torch.rand(1)} for _ in range(2 * training.batches)]
+    updates = 0
+    for number in range(training.times):
+        trainer = transformers.Trainer(
+            model=Line(),
+            args=transformers.TrainingArguments(
+                output_dir=str(where / "transformers"),
+                per_device_train_batch_size=2,
+                num_train_epochs=training.epochs * (number + 1),
+                gradient_accumulation_steps=training.accumulated,
+                use_cpu=True,
+                report_to=[],
+                disable_tqdm=True,
+                save_strategy="no" if training.times == 1 else "epoch",
+                logging_strategy="no",
+                dataloader_pin_memory=False,
+            ),
+            train_dataset=data,
+            callbacks=[traced],
+        )
+        trainer.train(resume_from_checkpoint=number > 0)
+        updates = int(trainer.state.global_step)
+    return updates
 
 
 def _lightning(kind: str, where: Path, **settings: Any) -> Any:
@@ -149,7 +158,9 @@ def _train_lightning(place: str, traced: Any, where: Path, training: Training) -
     )
     points = torch.utils.data.TensorDataset(torch.rand(2 * training.batches, 4))
     model = lightning_models.Tiny(fails_at=training.fails_at, order_at=training.order_at)
-    trainer.fit(model, torch.utils.data.DataLoader(points, batch_size=2))
+    for number in range(training.times):
+        trainer.fit_loop.max_epochs = training.epochs * (number + 1)
+        trainer.fit(model, torch.utils.data.DataLoader(points, batch_size=2))
     return int(trainer.global_step)
 
 
@@ -211,8 +222,11 @@ def accelerated(using: Any, run: Any, training: Training) -> int:
 
 def _train_accelerate(traced: Handler, where: Path, training: Training) -> int:
     using = accelerator(traced.handler, gradient_accumulation_steps=training.accumulated)
-    with using.profile() as run:
-        return accelerated(using, run, training)
+    updates = 0
+    for _ in range(training.times):
+        with using.profile() as run:
+            updates += accelerated(using, run, training)
+    return updates
 
 
 def _composer(where: Path, **settings: Any) -> Any:
@@ -226,6 +240,7 @@ def _train_composer(traced: Any, where: Path, training: Training) -> int:
         batches=training.batches // training.accumulated,
         epochs=training.epochs,
         accumulated=training.accumulated,
+        times=training.times,
         callbacks=[traced],
     )
     return int(trainer.state.timestamp.batch)
@@ -258,6 +273,7 @@ _ALL = (
         stage="profile",
         epoch_span="",
         tells_of_exceptions=True,
+        counts_on=False,
     ),
     Case("composer", "tests.support.composer_models", _composer, _train_composer, tells_of_exceptions=True),
 )

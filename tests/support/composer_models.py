@@ -59,6 +59,7 @@ def fit(
     batches: int = 8,
     epochs: int = 1,
     accumulated: int = 1,
+    times: int = 1,
     **given: Any,
 ) -> Any:
     """Trains on the CPU, closes the trainer, whatever happens, and returns it.
@@ -68,6 +69,7 @@ def fit(
         batches: batches of an epoch.
         epochs: epochs.
         accumulated: microbatches of a batch, two points in each.
+        times: how often the training is started, each going on where the one before ended.
         given: more for Composer's trainer.
     """
     model = Line(happens or {})
@@ -83,6 +85,8 @@ def fit(
     trainer = composer.Trainer(model=model, optimizers=optimizer, **{**settings, **given})
     try:
         trainer.fit()
+        for _ in range(times - 1):
+            trainer.fit(duration=f"{epochs}ep")
     finally:
         trainer.close()
     return trainer

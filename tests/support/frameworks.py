@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from pathlib import Path
 
 import pytest
 
 import stepscope as sc
+from stepscope.analysis.explain import explain
 from stepscope.compat.frameworks.loop import TracingCallback
 from stepscope.exporters.base import Window
 from stepscope.runtime.events.record import Kind
@@ -65,6 +67,15 @@ def check_incomplete(runs: Runs, stage: str) -> None:
     assert not window.complete
     assert any("closed inside the window" in text for text in window.diagnostics)
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("stepscope")]
+
+
+def check_verdict(logged: str, directory: Path) -> None:
+    """A log says once where the only run below a directory is, and ends with the verdict on it."""
+    (said,) = re.findall(r"stepscope recorded '\w+': `stepscope report (\S+)` shows it\n  (.*(?:\n  .*)*)", logged)
+    assert said[0] == str(directory)
+    answer = explain(directory)
+    expected = answer.verdict if not answer.findings else answer.findings[0].title
+    assert not answer.refused and said[1].startswith(expected)
 
 
 def fill(disk: Path) -> None:

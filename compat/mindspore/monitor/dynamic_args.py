@@ -8,6 +8,7 @@ import zlib
 from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
 from functools import partial
+from math import inf
 from typing import Any, Final, Literal, cast
 
 import msgspec
@@ -91,6 +92,10 @@ UNSET_PATH: Final = "./"
 _BLOCK: Final = struct.Struct("<4sHHII")
 """Begins a block: what it is, its version, flags, and the length and CRC-32 of the JSON behind, so that a torn one is noticed."""
 _KIND: Final = b"SSDA", 1
+
+
+_MOST_DIGITS: Final = 1000
+"""Python reads no whole numbers of many more."""
 
 
 class _AnyObject(msgspec.Struct):
@@ -324,7 +329,11 @@ class DynamicProfilerArgs:
             line = content.count(b"\n", 0, error.start) + 1
             raise ControlError(f"line {line}: it is no UTF-8: {error.reason}", line=line) from error
         decode_json(content, _AnyObject)
-        found: dict[str, Any] = msgspec.json.decode(content.removeprefix(b"\xef\xbb\xbf"))
+        # A number that no float is near to is infinite, so that its field is named.
+        found: dict[str, Any] = json.loads(
+            content.removeprefix(b"\xef\xbb\xbf"),
+            parse_int=lambda digits: int(digits) if len(digits) < _MOST_DIGITS else inf,
+        )
         found.pop("is_valid", None)
         return cls(is_valid=True, **found)
 

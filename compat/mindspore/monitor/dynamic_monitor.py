@@ -186,7 +186,7 @@ class DynamicProfilerMonitor:
         """Whether the window was begun where this was made, before it was known that this is a callback."""
         # The loop's first step goes on already, unless `step()` is called at its begin. MindSpore calls a callback for
         # it, so rank 0 has until then to plan a window that begins with it.
-        goes_on = step_position == "end" and not (several and _is_callback(type(self)))
+        goes_on = step_position == "end" and not (several and issubclass(type(self), _callback_class() or ()))
         prefix = f"[Dynamic Profiler] rank {self.rank}"
         self._windows = WindowFollower(
             prefix,
@@ -340,12 +340,6 @@ class DynamicProfilerMonitor:
 _classes: dict[type, type] = {}
 
 
-def _is_callback(kind: type[Any]) -> bool:
-    """True if it is a callback of MindSpore's own class."""
-    base = _callback_class()
-    return base is not None and issubclass(kind, base)
-
-
 def _as_callback(kind: type[Any]) -> type[Any]:
     """The class, which is also a callback of MindSpore if that is imported: it calls nothing else."""
     base = _callback_class()
@@ -358,6 +352,7 @@ def _as_callback(kind: type[Any]) -> type[Any]:
 
 
 def _callback_class() -> Any:
+    """MindSpore's own class of callbacks; `None` if that is not imported."""
     return getattr(sys.modules.get("mindspore.train"), "Callback", None)
 
 

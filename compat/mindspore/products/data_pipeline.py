@@ -81,8 +81,12 @@ class ProcessorUse(Product):
                 user_utilization=value("host user %"),
             ),
             "op_info": [
-                {"metrics": _use(value(f"{name} processor"), value(f"{name} system")), "op_id": number}
+                {
+                    "metrics": _whole(sys_utilization=system, user_utilization=value(f"{name} processor") - system),
+                    "op_id": number,
+                }
                 for number, name in sorted(operators.items())
+                for system in (value(f"{name} system"),)
             ],
             "process_info": _whole(sys_utilization=value("process system %"), user_utilization=value("process user %")),
             "process_memory_info": _whole(rss_mbytes=value("process memory") / 2**20),
@@ -95,10 +99,6 @@ class ProcessorUse(Product):
             "time_stamp": [self.run.anchor.wall(ts) // 1_000_000 for ts in at.tolist()],
         }
         return (write_json(self.directory / f"minddata_cpu_utilization_{self._device}.json", found),)
-
-
-def _use(whole: NDArray[np.float64], system: NDArray[np.float64]) -> dict[str, list[int]]:
-    return _whole(sys_utilization=system, user_utilization=whole - system)
 
 
 def _whole(**columns: NDArray[np.float64]) -> dict[str, list[int]]:

@@ -16,7 +16,8 @@ from stepscope.compat.mindspore.products.base import OPERATORS, Product, in_cate
 from stepscope.runtime.events import strings, tracks
 from stepscope.runtime.events.record import Block, EventBatch, Kind
 from stepscope.runtime.windows.step_facts import Facts, Phase, StepFactsBuilder, class_of, covered_before, union
-from stepscope.runtime.windows.step_parts import durations, is_uncovered, parts_of
+from stepscope.runtime.windows.step_parts import durations, in_median_step, is_uncovered, parts_of
+from stepscope.runtime.windows.step_statistics import first_steps
 from stepscope.runtime.windows.window import Window
 
 HEAD = ("Step", "Computing", "Communication(Not Overlapped)", "Overlapped", "Communication", "Free", "Stage", "Bubble",
@@ -163,8 +164,9 @@ NAMED = "span: "
 """Begins the columns of the phases that the program names: the time from begin to end of its own spans, with all in them."""
 MOST_NAMED = 32
 """Names of the program's spans that have a column, those with the most time."""
-AVERAGE, PERCENT = "average", "percent"
-"""The last two rows: the mean of the steps, and what share of it each phase is, in percent."""
+MEDIAN, AVERAGE, PERCENT = "median", "average", "percent"
+"""The last three rows: a median step as `stepscope explain` shows it, without the first steps; the mean of all steps; and the share of it that
+each phase is, in percent."""
 NOT_NAMED = ("loader", "preprocess")
 """Categories of spans of the preparation of data, which name no phase of the loop."""
 OPERATOR_ROWS = "MindSpore operators"
@@ -172,7 +174,7 @@ OPERATOR_ROWS = "MindSpore operators"
 
 
 class StepPhases(Product):
-    """Writes `step_phases.csv` and `step_phases.json`: for each step the time of each phase, then the average and percent.
+    """Writes `step_phases.csv` and `step_phases.json`: for each step the time of each phase, then a median step, the average and percent.
 
     MindSpore says of its operators neither the phase nor the thread. Those of the scope `Gradients` are backward, those of an optimizer
     are the optimizer's, all others are forward; they count as the work of the thread that steps, which waits for them.
@@ -240,12 +242,15 @@ class StepPhases(Product):
         may overlap phases and each other."""
         steps, total = facts["step"].tolist(), durations(facts).tolist()
         columns = {"total": total, **phases, **{NAMED + name: ns for name, ns in named.items()}}
+        judged = first_steps(len(facts))
+        of_judged = {name: np.array(ns[judged:], np.int64) for name, ns in columns.items()}
         averages = {name: sum(ns) / len(steps) for name, ns in columns.items()}
+        summaries = {MEDIAN: in_median_step(facts[judged:], of_judged), AVERAGE: averages}
         percent = {name: 100 * ns / (averages["total"] or 1.0) for name, ns in averages.items()}
         rows: list[list[Any]] = [
             [step, *(f"{column[at] / 1000:.3f}" for column in columns.values())] for at, step in enumerate(steps)
         ]
-        rows.append([AVERAGE, *(f"{ns / 1000:.3f}" for ns in averages.values())])
+        rows += [[row, *(f"{ns / 1000:.3f}" for ns in times.values())] for row, times in summaries.items()]
         rows.append([PERCENT, *(f"{share:.2f}" for share in percent.values())])
         found = {
             "unit": "us",
@@ -258,7 +263,7 @@ class StepPhases(Product):
                 }
                 for at, step in enumerate(steps)
             ],
-            AVERAGE: {name: ns / 1000 for name, ns in averages.items()},
+            **{row: {name: ns / 1000 for name, ns in times.items()} for row, times in summaries.items()},
             PERCENT: percent,
         }
         return (

@@ -31,7 +31,7 @@ class DeviceTarget(msgspec.Struct, frozen=True, kw_only=True):
     version: str = ""
     """MindSpore's."""
     notes: tuple[str, ...] = ()
-    """Variables that cannot be read, and the values that are used instead."""
+    """A variable that cannot be read, and the value that is used instead."""
 
     @property
     def memory(self) -> str:
@@ -57,21 +57,19 @@ def detect_target() -> DeviceTarget:
     elif torch is not None and torch.cuda.is_available():
         device = "GPU"
     rank, size, size_known = _rank_and_size(mindspore, torch)
-    numbers = {name: os.environ.get(name, "").strip() for name in ("RANK_ID", "DEVICE_ID")}
+    text = os.environ.get("DEVICE_ID", "").strip()
     return DeviceTarget(
         device=device,
-        device_id=_device_id(mindspore, device),
+        device_id=_device_id(mindspore, device, text),
         rank=rank,
         rank_size=size,
         size_known=size_known,
         frameworks=tuple(name for name, module in (("mindspore", mindspore), ("torch", torch)) if module is not None),
         mode=mode,
         version=version,
-        notes=tuple(
-            f"{name} is {os.environ[name]!r}, which is no number: 0 is taken unless somebody else says"
-            for name, text in numbers.items()
-            if text and not text.isdigit()
-        ),
+        notes=(f"DEVICE_ID is {text!r}, which is no number: 0 is taken unless somebody else says",)
+        if text and not text.isdecimal()
+        else (),
     )
 
 
@@ -81,11 +79,10 @@ def _imported(name: str) -> Any:
     return module if hasattr(module, "Tensor") else None
 
 
-def _device_id(mindspore: Any, device: str) -> int:
+def _device_id(mindspore: Any, device: str, text: str) -> int:
     if mindspore is not None and device != "CPU":
         return int(mindspore.get_context("device_id"))
-    text = os.environ.get("DEVICE_ID", "").strip()
-    return int(text) if text.isdigit() else 0
+    return int(text) if text.isdecimal() else 0
 
 
 def _rank_and_size(mindspore: Any, torch: Any) -> tuple[int, int, bool]:
@@ -100,7 +97,5 @@ def _rank_and_size(mindspore: Any, torch: Any) -> tuple[int, int, bool]:
         if distributed.is_available() and distributed.is_initialized():
             return int(distributed.get_rank()), int(distributed.get_world_size()), True
     rank, size = rank_from_environment()
-    if rank is None:
-        local = os.environ.get("LOCAL_RANK", "").strip()
-        rank = int(local) if local.isdigit() else 0
+    rank = rank or 0
     return rank, max(size or 1, rank + 1), size is not None

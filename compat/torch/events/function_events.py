@@ -25,6 +25,7 @@ from stepscope.compat.torch.events.window_spans import DEVICE, WindowSpans
 from stepscope.compat.torch.windows.finished_window import FinishedWindow
 from stepscope.runtime.events import clock, strings, tracks
 from stepscope.runtime.events.record import Flag, Kind
+from stepscope.runtime.files.encoding import json_bytes
 
 _HOST = (0, 2, 5)
 _ACCELERATORS = (1, 6, 12, 20)
@@ -229,6 +230,7 @@ class FunctionEvents:
             device_index=index,
             device_resource_id=thread,
             flops=args.get("FLOPs", 0),
+            metadata_json=json_bytes(args).decode()[1:-1],
             is_python_function="Python id" in args,
             python_id=_number(args.get("Python id")),
             python_parent_id=_number(args.get("Python parent id")),

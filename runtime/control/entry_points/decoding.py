@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import TypeVar
 
@@ -41,11 +42,10 @@ def decode_json(content: bytes, kind: type[T]) -> T:
 
 def _invalid(content: bytes, kind: type[msgspec.Struct], text: str) -> ControlError:
     try:
-        invalid = find_invalid_value(msgspec.json.decode(content), kind)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        invalid = None  # a syntax error follows this one
-    if invalid is None:
-        invalid = InvalidValue((), text)
+        invalid = find_invalid_value(json.loads(content), kind, reason=text)
+    except (ValueError, RecursionError):  # a syntax error follows this one
+        invalid = None
+    invalid = invalid or InvalidValue((), text)
     keys = invalid.keys or tuple(_named(kind, invalid.text))
     line, column = _place(content, _position_of(content, keys))
     return ControlError(f"line {line}, column {column}: {invalid.text}", line=line, column=column)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from stepscope.cli.common.messages import add_json, exit_code, print_json, print_result
-from stepscope.runtime.display.text_table import Column, printable, text_table
+from stepscope.runtime.display.text_table import Column, human_count, printable, text_table
 from stepscope.runtime.journal.index import WindowRow
 from stepscope.runtime.journal.replay import WITHOUT_END
 from stepscope.runtime.session.note import JOURNAL, notes_in
@@ -90,6 +90,10 @@ def run(arguments: argparse.Namespace) -> int:
         print_json(lines)
         return exit_code(recording.unreadable)
     print_result(_table(lines, several=len(recording.ranks) > 1))
+    if late := sum(rank.dropped.get("late", 0) for rank in recording.ranks):
+        print(
+            f"{human_count(late, 'event')} came after the window was closed, which is without them, even if it is complete."
+        )
     starts_up = any(begins_with_startup(rank.metadata) for rank in recording.ranks)
     if starts_up and any(line.first_step == 0 for line in lines):
         print("Step 0 is startup: it ends with the optimizer's first step, and is not judged or counted as a step.")

@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 
 import stepscope as sc
+from stepscope.backends.simulated.scripted import Deliver, ScriptedBackend, Span
 from stepscope.backends.simulated.simulated import SimulatedDevice
 from stepscope.exporters.memory import MemoryExporter
 from stepscope.runtime.events import strings
 from stepscope.runtime.events.record import Kind
+from tests.support.commands import stepscope
 
 
 def train(profiler: sc.Profiler, steps: int, seconds: float = 0.02) -> None:
@@ -88,6 +90,20 @@ def test_a_device_too_slow_for_the_linger_time_is_named(output_dir: Path) -> Non
     stats = profiler.statistics().pipeline
     assert stats is not None
     assert stats.windows.late["simulated"] > 0
+
+
+def test_events_after_the_end_of_a_complete_window_are_reported(output_dir: Path) -> None:
+    """Of a source that has said that it had delivered all: by the report, `explain`, and the list of windows."""
+    source = ScriptedBackend([Deliver([Span("late", 0, 1)], delay=60, late=True)], name="source")
+    memory = MemoryExporter()
+    schedule = sc.schedule(wait=0, warmup=0, active=2, repeat=1)
+    with sc.trace(schedule=schedule, backends=[source], exporters=[memory], output_dir=output_dir) as profiler:
+        train(profiler, 3)
+        assert profiler.flush()
+    assert [window.complete for window in memory.windows] == [True]
+    assert "late: 1 event of 'source' came after the window was closed" in str(profiler.report())
+    assert "1 dropped (late 1)" in profiler.explain().trust
+    assert "1 event came after the window was closed" in stepscope("windows", output_dir, cwd=output_dir).stdout
 
 
 @pytest.mark.parametrize("inbox_bytes", [64 << 10])

@@ -212,11 +212,15 @@ def test_an_output_that_is_a_directory_is_refused_with_a_file_in_it(tmp_path: Pa
         ("profile", "use trace(), or stepscope.torch.profile"),
         ("start", "use trace(), which starts a profiler"),
         ("MemoryExporter", "did you mean stepscope.exporters.MemoryExporter?"),
+        ("torch.profle", "did you mean profile?"),
+        ("mindspore.Profilr", "did you mean Profiler?"),
+        ("mxnet.set_confg", "did you mean set_config?"),
     ],
 )
 def test_a_name_that_is_not_there_has_one_hint(name: str, hint: str, tmp_path: Path) -> None:
     """Python, which would add a guess of its own to the traceback, finds ours."""
-    done = python("-c", f"import stepscope; stepscope.{name}", cwd=tmp_path)
+    module = f"stepscope.{name}".rpartition(".")[0]
+    done = python("-c", f"import {module}; stepscope.{name}", cwd=tmp_path)
     last = done.stderr.splitlines()[-1]
     assert hint in last and last.lower().count("did you mean") <= 1
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 
 from stepscope.compat.frameworks.composer_schedule import cyclic_schedule
 from tests.support.basics import ROOT, composer_python
 from tests.support.launch import run_to_end
 from tests.support.messages import refused
+from tests.support.operators import environment
 
 TESTS = ("tests/conformance/test_callback_conformance.py", "tests/support/composer_trainings.py")
 
@@ -20,7 +19,7 @@ def test_composer_itself() -> None:
     # Composer 0.32 does many things that Python and torch warn of.
     command = [str(composer_python()), "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "ignore", "-k", "composer"]
     ours = ("PYTEST_", "RANK", "WORLD_SIZE")
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+    kept = {name: value for name, value in environment().items() if not name.startswith(ours)}
     done = run_to_end([*command, *TESTS], timeout=280, cwd=ROOT, environment={**kept, "PYTHONPATH": str(ROOT)})
     assert done.returncode == 0, done.stdout + done.stderr
 

@@ -242,14 +242,11 @@ def test_rank_and_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DEVICE_ID", "5")
     found = detect_target()
     assert (found.rank, found.rank_size, found.device_id, found.notes) == (2, 8, 5, ())
-    for name in ("RANK_ID", "DEVICE_ID"):
-        monkeypatch.setenv(name, "two")
+    for name, text in (("RANK_ID", "two"), ("DEVICE_ID", "²")):
+        monkeypatch.setenv(name, text)
     found = detect_target()
     assert (found.rank, found.device_id) == (0, 0)
-    assert found.notes == tuple(
-        f"{name} is 'two', which is no number: 0 is taken unless somebody else says"
-        for name in ("RANK_ID", "DEVICE_ID")
-    )
+    assert found.notes == ("DEVICE_ID is '²', which is no number: 0 is taken unless somebody else says",)
 
 
 @pytest.mark.checklist("D4")

@@ -502,8 +502,8 @@ def slept(name: str, category: str = "") -> None:
 
 @pytest.mark.checklist("D8", "D9")
 def test_phases_of_steps(tmp_path: Path) -> None:
-    """Each step has the time of each phase, also of those that the program names; they add up, and the last rows are the average
-    and percent."""
+    """Each step has the time of each phase, also of those that the program names; they add up, and the last rows are a median
+    step, as `explain` shows it, the average and percent."""
     with output.recording(tmp_path, data_simplification=False) as profiler:
         for number in range(3):
             for _ in range(number + 1):
@@ -523,13 +523,18 @@ def test_phases_of_steps(tmp_path: Path) -> None:
         assert step["phases"]["data"] >= 2000 * (number + 1)
         assert step["spans"]["my phase"] >= 4000  # with what is in it, which is of other phases
     rows = output.rows(directory, "step_phases.csv")
-    assert [row["step"] for row in rows] == ["0", "1", "2", "average", "percent"]
+    assert [row["step"] for row in rows] == ["0", "1", "2", "median", "average", "percent"]
     assert list(rows[0])[:2] == ["step", "total(us)"]
     average, percent = ({name: float(text) for name, text in row.items() if name != "step"} for row in rows[-2:])
     for name, mean in average.items():
         assert mean == pytest.approx(sum(float(row[name]) for row in rows[:3]) / 3, abs=0.002)
         assert percent[name] == pytest.approx(100 * mean / average["total(us)"], abs=0.01)
     assert percent["total(us)"] == 100
+    (answer,) = explain(directory).ranks
+    for share in answer.shares:
+        assert "not covered" in share.name or float(rows[3][f"{share.name}(us)"]) == pytest.approx(
+            share.ns / 1000, abs=0.002
+        )
     assert sum(value for name, value in percent.items() if "span: " not in name) == pytest.approx(200, abs=0.1)
     assert "my phase" in (directory / PRODUCTS / "report.html").read_text()
     some = profiler.analyse(step_list=[0, 2])

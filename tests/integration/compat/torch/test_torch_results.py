@@ -63,6 +63,21 @@ def test_inputs_of_operators() -> None:
     assert any(keywords for _, _, keywords, _ in found)
 
 
+def test_metadata_as_json() -> None:
+    """`metadata_json` has what torch's own has, and what traces have besides."""
+    config = torch._C._profiler._ExperimentalConfig(expose_kineto_event_metadata=True)
+    found: list[list[dict[str, Any]]] = []
+    for profile in (theirs, partial(ours.profile, activities=cpu())):
+        with profile(experimental_config=config) as prof:
+            torch.add(1, 5)
+        with pytest.warns(FutureWarning, match="event_metadata"):
+            found.append(
+                [json.loads(f"{{{event.metadata_json}}}") for event in prof.events() if event.name == "aten::add"]
+            )
+    (other,), (mine,) = found
+    assert other.keys() == {"Ev Idx"} and mine.keys() > other.keys()
+
+
 def test_overloads_of_operators() -> None:
     """Overloads have names of their own in addition to the operator's, in events and in tables; a trace has both in one text."""
     found: list[Any] = []

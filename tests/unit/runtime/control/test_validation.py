@@ -167,6 +167,8 @@ FILES: list[tuple[str, str]] = [
     ('{"options": {"lingr": 1}}', "options: unknown field 'lingr'; did you mean 'linger'?"),
     ('{"options": {"overflow": "blok"}}', "options.overflow must be 'block', 'drop_newest' or 'drop_oldest', got str: 'blok'; did you mean 'block'?"),
     ('{"overhead_budget": 1}', "overhead_budget must be a number < 1.0, got int: 1"),
+    ('{"overhead_budget": 1e400}', "overhead_budget must be a number < 1.0, got float: inf"),
+    ('{"metadata": {"x": 1e400}}', "metadata[...] must be a number of at most 64 bits, got dict: {'x': inf}"),
     ('{"a` - at `$.control.b": 1}', "control.b: unknown field 'a'"),
 ]  # fmt: skip
 

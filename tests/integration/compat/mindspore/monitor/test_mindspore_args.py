@@ -312,11 +312,14 @@ def test_what_is_no_configuration(content: bytes, facts: list[str]) -> None:
 
 @pytest.mark.checklist("A10", "A24")
 def test_a_file(tmp_path: Path) -> None:
-    """A file that was read is valid; its own `is_valid` does not count."""
+    """Its values are valid whatever its `is_valid` is; a number that is too large is an error of its field alone."""
     text = json.dumps({"start_step": 10, "stop_step": 10, "is_valid": False}, indent=4)
     args = DynamicProfilerArgs.from_json(b"\xef\xbb\xbf" + text.encode())
     assert args.is_valid
     assert (args.start_step, args.stop_step) == (10, 10)
+    for number in (b"1e400", b"9" * 5000):
+        (text,) = DynamicProfilerArgs.from_json(b'{"start_step": %s}' % number).diagnostics
+        assert text == "start_step must be a whole number, got float: inf; -1 is taken"
 
 
 def test_which_steps_and_ranks() -> None:
