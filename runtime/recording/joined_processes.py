@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import logging
-import os
 import shutil
 from collections import deque
 from collections.abc import Callable
@@ -72,7 +71,6 @@ class Worker:
         self.running = self.joined = True
         self._drained_ns = 0
         self._refused = self._lost = 0
-        self._denied = ""
         self._drained: list[tuple[bytes | bytearray, bytes]] = []
         self._unnamed_since = self._unread_since = 0
         """Since when names, and after its end anything, cannot be read, in ns; 0: all can."""
@@ -144,9 +142,7 @@ class Worker:
         rings["waiting"] -= self._lost
         name = self._files.process_name or f"process {self.identity.pid}"
         state = "broken" if rings["broken"] and state == "recording" else state
-        return WorkerStatistics(
-            pid=self.identity.pid, name=name, state=state, without_ring=refused, denied=self._denied, **rings
-        )
+        return WorkerStatistics(pid=self.identity.pid, name=name, state=state, without_ring=refused, **rings)
 
     def close(self) -> None:
         """Closes its files."""
@@ -154,10 +150,9 @@ class Worker:
 
     def _count_refused(self) -> None:
         """Adds a gap for events, since the last drain, of threads without a ring."""
-        count, error = _core.take_refused(self.identity.pid)
+        count = _core.take_refused(self.identity.pid)
         if count:
             self._refused += count
-            self._denied = _reason(error)
             self._drained.append((self._gap(count), b""))
         self._drained_ns = _core.now()
 
@@ -180,13 +175,6 @@ class Worker:
         block["name"][gaps] = names  # gaps have names of this process
         block.flags.writeable = False
         return block, bytes(heap)
-
-
-def _reason(error: int) -> str:
-    """Why a joined process could not create the file of a ring."""
-    if error in (errno.EACCES, errno.EPERM):
-        return "it changed its user after it had joined, and cannot write to the session any more"
-    return os.strerror(error) if error else ""
 
 
 class Workers:

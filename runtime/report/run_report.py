@@ -230,7 +230,7 @@ def _processes(workers: Sequence[WorkerStatistics]) -> Iterator[str]:
 def _account(worker: WorkerStatistics) -> str:
     lost = (
         ("dropped", worker.dropped),
-        (f"of them by threads without a ring{f' ({worker.denied})' if worker.denied else ''}", worker.without_ring),
+        ("of them by threads without a ring", worker.without_ring),
         ("waiting", worker.waiting),
         ("broken rings", worker.broken),
     )
