@@ -40,7 +40,7 @@ ENDED_PROCESS_FILES_NS = 5_000_000_000
 events, recovery finds them there."""
 
 READ_TIMEOUT_NS = 60_000_000_000
-"""Nanoseconds that the events of an ended process wait for descriptors or memory to read them."""
+"""Nanoseconds after its end that the events of a process wait for descriptors or memory to read them."""
 
 _SHORTAGE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 _DROPPED = strings.intern("dropped")
@@ -72,8 +72,6 @@ class Worker:
         self._drained_ns = 0
         self._refused = self._lost = 0
         self._drained: list[tuple[bytes | bytearray, bytes]] = []
-        self._unnamed_since = self._unread_since = 0
-        """Since when names, and after its end anything, cannot be read, in ns; 0: all can."""
         self._files = SessionFiles(directory)
         self.rings = _core.Attached(str(directory))
         self._ids = IdMap()
@@ -89,18 +87,13 @@ class Worker:
 
     def drain(self, until: int) -> list[tuple[Block, bytes]]:
         """Drains from its rings what began by `until`, in ns. If the files with its names cannot be read now, the events wait."""
+        if self._drained and self._waits_for_names():
+            return []  # further events wait in the rings, which are bounded
         self._drained += drain_rings(self.rings.drain, until)
         self._count_refused()
-        if not self._drained:
-            return []
         # A name is written to its file before its event. So after the drain, the file has all names.
-        self._files.unread = False
-        self._files.load_ids(self._ids)
-        now = _core.now()
-        if self._files.unread and now - (self._unnamed_since or now) < READ_TIMEOUT_NS:
-            self._unnamed_since = self._unnamed_since or now
+        if not self._drained or self._waits_for_names():
             return []
-        self._unnamed_since = 0
         drained, self._drained = self._drained, []
         return [self._localised(events, args) for events, args in drained]
 
@@ -111,9 +104,16 @@ class Worker:
             unread = bool(self._drained) or rings["waiting"] > 0 or rings["rings"] < self._files.ring_count()
         except OSError:
             unread = True
-        now = _core.now()
-        self._unread_since = (self._unread_since or now) if unread else 0
-        return unread and now - self._unread_since < READ_TIMEOUT_NS
+        return unread and self._has_time()
+
+    def _waits_for_names(self) -> bool:
+        """Reads new names. Returns whether to wait until they can be read."""
+        self._files.unread = False
+        self._files.load_ids(self._ids)
+        return self._files.unread and self._has_time()
+
+    def _has_time(self) -> bool:
+        return self.running or _core.now() - self.seen_ns < READ_TIMEOUT_NS
 
     def drop_waiting(self) -> list[tuple[Block, bytes]]:
         """Counts the remaining events of its rings as dropped, and returns a gap for them."""
