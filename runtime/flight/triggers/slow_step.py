@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import msgspec
 import numpy as np
@@ -24,6 +24,8 @@ class SlowStep(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
         ValueError: for a value out of its range; names the field.
     """
 
+    name: ClassVar[str] = "slow_step"
+
     factor: Annotated[float, msgspec.Meta(ge=1)] = 1.5
     """How many times the usual a step must take to be slow."""
     quantile: Annotated[float, msgspec.Meta(gt=0, lt=1)] = 0.95
@@ -32,11 +34,6 @@ class SlowStep(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Steps that are only learned from, from the beginning of the run on; the first ones compile and fill caches."""
     least: Annotated[float, msgspec.Meta(ge=0)] = 0.001
     """Seconds; no shorter step is slow."""
-
-    @property
-    def name(self) -> str:
-        """`slow_step`."""
-        return "slow_step"
 
     def evaluator(self) -> Evaluator:
         """Learns from the first `warmup` steps, then compares."""
