@@ -18,12 +18,14 @@ if TYPE_CHECKING:
 
 __all__ = [
     "NEVER",
-    "Always",
-    "Never",
+
+
     "PlannedSchedule",
     "ProfilerAction",
     "Schedule",
     "ScheduleFunction",
+    "Unchanging",
+
     "always",
     "checked_action",
     "never",
@@ -215,37 +217,26 @@ def schedule(
     )
 
 
-class Always(msgspec.Struct, frozen=True):
-    """Records every step, in one window that ends with the run. The default."""
+class Unchanging(msgspec.Struct, frozen=True):
+    """The same action for every step."""
+
+    action: ProfilerAction
 
     def __call__(self, step: int, /) -> ProfilerAction:
-        """Returns RECORD."""
-        return ProfilerAction.RECORD
+        """Returns the action."""
+        return self.action
 
     def next_change(self, step: int, /) -> int:
         """Returns `NEVER`."""
         return NEVER
 
     def __repr__(self) -> str:
-        return "always"
+        return "always" if self.action.records else "never"
 
 
-always: Final = Always()
+always: Final = Unchanging(ProfilerAction.RECORD)
+"""Records every step, in one window that ends with the run. The default."""
 
+never: Final = Unchanging(ProfilerAction.NONE)
+"""Records no step by itself. The default with `control`, where windows are requested."""
 
-class Never(msgspec.Struct, frozen=True):
-    """Records no step by itself. The default with `control`, where windows are requested."""
-
-    def __call__(self, step: int, /) -> ProfilerAction:
-        """Returns NONE."""
-        return ProfilerAction.NONE
-
-    def next_change(self, step: int, /) -> int:
-        """Returns `NEVER`."""
-        return NEVER
-
-    def __repr__(self) -> str:
-        return "never"
-
-
-never: Final = Never()
