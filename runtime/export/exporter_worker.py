@@ -582,7 +582,6 @@ class ExporterWorker:
         return msgspec.structs.replace(window.ledger, outputs=outputs)
 
     def statistics(self) -> ExporterStatistics:
-        """Accounts so far."""
         count, first = self.raised.count, self.raised.retained[:1]
         busy, began = self._calls
         with self._lock:

@@ -147,7 +147,6 @@ class Flight:
         return self._saved.remaining
 
     def statistics(self) -> FlightStatistics:
-        """Accounts so far."""
         return FlightStatistics(
             retained=self.windows.retention.statistics(),
             triggers=self.watch.statistics(),

@@ -263,7 +263,6 @@ class IndexBuilder:
             self.add_sync(record)
 
     def add_sync(self, sync: ClockSync) -> None:
-        """Adds a comparison with another clock."""
         if len(self.syncs) < MAX_SYNCS:
             self.syncs.append(sync)
 

@@ -188,7 +188,6 @@ class Pipeline:
 
     @property
     def workers(self) -> list[ExporterWorker]:
-        """The worker of each exporter."""
         return self.fanout.workers
 
     @property
@@ -292,7 +291,6 @@ class Pipeline:
 
     @contained(None)
     def close_windows(self, open_spans: Block) -> None:
-        """Closes the windows that are ready."""
         start = clock.now()
         self.overhead.refresh()
         for window, batches in self._windows.finish(open_spans):
@@ -593,12 +591,10 @@ class Pipeline:
                 group.start_soon(close, source, name=f"stepscope close {source.name}")
 
     def ledger(self) -> Ledger:
-        """Accounts of the run so far."""
         outputs = {worker.name: worker.statistics().ledger for worker in self.workers}
         return Ledger(self._windows.ledger(), outputs, _core.counts(), self._steps.skipped_windows)
 
     def statistics(self) -> PipelineStatistics:
-        """Accounts so far."""
         return PipelineStatistics(
             inbox=self.inbox.statistics(),
             windows=self._windows.statistics(),

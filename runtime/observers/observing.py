@@ -76,7 +76,6 @@ class Collections(SignalSource):
             gc.callbacks.append(_core.collection)
 
     def end(self) -> None:
-        """Removes the callback."""
         if _core.collection in gc.callbacks:
             gc.callbacks.remove(_core.collection)
 

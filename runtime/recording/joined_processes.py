@@ -134,7 +134,6 @@ class Worker:
         return self.open_spans(max([until, *begins.tolist()]))
 
     def statistics(self, state: str) -> WorkerStatistics:
-        """Accounts so far."""
         rings = self.rings.statistics()
         refused = self._refused
         rings["produced"] += refused
@@ -145,7 +144,6 @@ class Worker:
         return WorkerStatistics(pid=self.identity.pid, name=name, state=state, without_ring=refused, **rings)
 
     def close(self) -> None:
-        """Closes its files."""
         self._files.close()
 
     def _count_refused(self) -> None:
@@ -267,7 +265,6 @@ class Workers:
         return accounts.statistics(self._recording())
 
     def open_accounts(self) -> WorkerAccounts:
-        """Accounts that begin now."""
         accounts = WorkerAccounts(self._recording())
         self._accounts.append(accounts)
         return accounts
@@ -287,7 +284,6 @@ class Workers:
             worker.rings.release()
 
     def close(self) -> None:
-        """Closes the files of all."""
         for worker in list(self._living.values()):
             self._remove(worker, "ended")
 

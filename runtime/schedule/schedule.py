@@ -223,11 +223,9 @@ class Unchanging(msgspec.Struct, frozen=True):
     action: ProfilerAction
 
     def __call__(self, step: int, /) -> ProfilerAction:
-        """Returns the action."""
         return self.action
 
     def next_change(self, step: int, /) -> int:
-        """Returns `NEVER`."""
         return NEVER
 
     def __repr__(self) -> str:

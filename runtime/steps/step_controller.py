@@ -177,16 +177,13 @@ class StepController(_core.StepCounter):
         self.next_change = self.number
 
     def replace_schedule(self, schedule: ScheduleFunction) -> None:
-        """Replaces the schedule from the next step on."""
         self.schedule, self.schedule_error = schedule, None
         self._ask_next_step()
 
     def pause(self) -> None:
-        """Pauses recording until `resume()`."""
         self.call(partial(self._change_pauses, 1))
 
     def resume(self) -> None:
-        """Ends the latest `pause()`."""
         self.call(partial(self._change_pauses, -1))
 
     def call(self, call: Callable[[], None], *, timeout_s: float = TURN_TIMEOUT_S) -> bool:

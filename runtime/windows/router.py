@@ -433,7 +433,6 @@ class WindowRouter:
         return any(window.end is not None for window in self._open)
 
     def ledger(self) -> dict[str, SourceLedger]:
-        """Accounts of each source over the run."""
         ledgers: dict[str, SourceLedger] = {}
         for source in sorted({*self._seen, *self._dropped, *self._missing}):
             reasons: dict[str, int] = dict(self._dropped.get(source, Counter()))
@@ -449,7 +448,6 @@ class WindowRouter:
         return ledgers
 
     def statistics(self) -> WindowsStatistics:
-        """Accounts so far."""
         return WindowsStatistics(
             opened=self._count,
             closed=self._closed_count,

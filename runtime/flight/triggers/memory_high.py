@@ -37,7 +37,6 @@ class Usage(msgspec.Struct, frozen=True):
 
     @property
     def share(self) -> float:
-        """Used share of the limit."""
         return self.used / self.limit
 
 
