@@ -13,7 +13,8 @@ import msgspec
 from stepscope.runtime.requests.armed_window import ArmedWindow
 from stepscope.runtime.requests.window_request import MAX_STEP, WindowRequest
 from stepscope.runtime.schedule.action import step_text
-from stepscope.runtime.schedule.schedule import NEVER, PlannedSchedule, ProfilerAction, ScheduleFunction, always
+from stepscope.runtime.schedule.action import ProfilerAction
+from stepscope.runtime.schedule.schedule import NEVER, PlannedSchedule, ScheduleFunction, always
 
 MAX_CHANGES = 1000
 """Limit of collisions; a window that still collides after so many is refused."""

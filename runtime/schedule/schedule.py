@@ -16,22 +16,6 @@ from stepscope.runtime.settings.validation import suggesting
 if TYPE_CHECKING:
     from stepscope.runtime.schedule.plan import Plan
 
-__all__ = [
-    "NEVER",
-
-
-    "PlannedSchedule",
-    "ProfilerAction",
-    "Schedule",
-    "ScheduleFunction",
-    "Unchanging",
-
-    "always",
-    "checked_action",
-    "never",
-    "schedule",
-]
-
 NEVER: Final = sys.maxsize
 """The result of `next_change` if there is no further change. It fits in a signed 64-bit integer."""
 
