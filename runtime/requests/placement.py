@@ -12,8 +12,7 @@ import msgspec
 
 from stepscope.runtime.requests.armed_window import ArmedWindow
 from stepscope.runtime.requests.window_request import MAX_STEP, WindowRequest
-from stepscope.runtime.schedule.action import step_text
-from stepscope.runtime.schedule.action import ProfilerAction
+from stepscope.runtime.schedule.action import ProfilerAction, step_text
 from stepscope.runtime.schedule.schedule import NEVER, PlannedSchedule, ScheduleFunction, always
 
 MAX_CHANGES = 1000

@@ -10,7 +10,15 @@ import msgspec
 from stepscope.runtime.display.text_table import human_count
 from stepscope.runtime.errors import ScheduleError
 from stepscope.runtime.schedule.action import ProfilerAction, checked_action, step_text
-from stepscope.runtime.schedule.schedule import NEVER, PlannedSchedule, Schedule, ScheduleFunction, Unchanging, always, never
+from stepscope.runtime.schedule.schedule import (
+    NEVER,
+    PlannedSchedule,
+    Schedule,
+    ScheduleFunction,
+    Unchanging,
+    always,
+    never,
+)
 from stepscope.runtime.settings.arguments import number_argument
 
 _ROWS_SHOWN = 40

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, Protocol, SupportsIndex, runtime_checka
 import msgspec
 
 from stepscope.runtime.errors import ScheduleError
-from stepscope.runtime.schedule.action import ProfilerAction, checked_action
+from stepscope.runtime.schedule.action import ProfilerAction
 from stepscope.runtime.settings.arguments import got
 from stepscope.runtime.settings.validation import suggesting
 
@@ -221,4 +221,3 @@ always: Final = Unchanging(ProfilerAction.RECORD)
 
 never: Final = Unchanging(ProfilerAction.NONE)
 """Records no step by itself. The default with `control`, where windows are requested."""
-
