@@ -350,7 +350,6 @@ class Pipeline:
                 self._windows.remove_source(message.source)
             case WindowBegins():
                 self._windows.open(message.mark)
-                self._windows.note_skipped(message.skipped)
                 self._windows.note_armed(message.armed)
                 self.overhead.begin(message.mark.ts)
                 self._note_detail(message.mark.ts)

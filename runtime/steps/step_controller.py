@@ -110,7 +110,7 @@ class StepController(_core.StepCounter):
         """Whether the recorder is paused."""
         self._pause_sent = False
         """Whether the loop has a message of the pause."""
-        self.skipped_windows = self._skipped_sent = 0
+        self.skipped_windows = 0
         self.ignored = self.windows_begun = self._recorded_steps = self._open_steps = 0
         self.inert_because = ""
         self.transitions = TransitionStatistics()
@@ -470,11 +470,9 @@ class StepController(_core.StepCounter):
                 self._begin_change()
                 self._want(not self._pauses)  # before the mark, so that open spans reach back to the window's begin
                 at, track, parent = self._mark(at if follows else 0)
-                skipped = self.skipped_windows - self._skipped_sent
                 mark = StepMark(at, self.number, track, parent)
                 armed = None if self.windows.running is None else self.windows.running.facts()
-                pipeline.inbox.put(WindowBegins(mark, skipped, armed), later=True)
-                self._skipped_sent = self.skipped_windows
+                pipeline.inbox.put(WindowBegins(mark, armed), later=True)
                 if self._pauses and not self._pause_sent:
                     self._send_pause(at)
                 self.windows_begun += 1
