@@ -13,7 +13,7 @@ from stepscope.runtime.events.clock import ClockAnchor
 from stepscope.runtime.export.exporter_accounts import counted, remedy
 from stepscope.runtime.files.encoding import json_bytes
 from stepscope.runtime.files.paths import readable
-from stepscope.runtime.loop.pipeline_statistics import PipelineStatistics
+from stepscope.runtime.loop.pipeline import PipelineStatistics
 from stepscope.runtime.overhead.budget import MIN_RECORDED_NS
 from stepscope.runtime.recording.recorder_statistics import RecorderStatistics, WorkerStatistics
 from stepscope.runtime.report.profiler_statistics import ProfilerStatistics

@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar
 import msgspec
 
 from stepscope.runtime.display.text_table import human_number
-from stepscope.runtime.flight.triggers.quantile import RunningQuantile
+from stepscope.runtime.flight.triggers.slow_step import RunningQuantile
 from stepscope.runtime.flight.triggers.trigger import Evaluator, Finding, News
 from stepscope.runtime.settings.checked import Checked
 

@@ -16,7 +16,7 @@ from stepscope import FlightRecorder
 from stepscope.runtime.events import strings
 from stepscope.runtime.events.record import Block, Kind, empty_block
 from stepscope.runtime.flight.triggers.memory_high import ProcessMemory
-from stepscope.runtime.flight.triggers.quantile import RunningQuantile
+from stepscope.runtime.flight.triggers.slow_step import RunningQuantile
 from stepscope.runtime.flight.triggers.trigger import Evaluator, Finding, News, StepTimes, Trigger
 from stepscope.triggers import MemoryHigh, NotFinite, Raised, SlowStep, Stalled
 from tests.support.messages import refused
