@@ -512,7 +512,7 @@ class Pipeline:
             complete=window.complete and not window.sources_incomplete,
             diagnostics=tuple(notes),
             ledger=Ledger(sources, {}, _core.counts()),  # each exporter adds the outputs
-            metadata={**self.run_facts.metadata(), **window.facts, **self.overhead.facts(window.interval)},
+            metadata={**self.run_facts.metadata(), **window.facts},
             wall_start_ns=self.run_facts.wall(start),
             actions=self._actions,
         )
