@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol, runtime_checkable
 
-from stepscope.runtime.schedule.schedule import ProfilerAction
+from stepscope.runtime.schedule.action import ProfilerAction
 from stepscope.runtime.sources.sink import BackendReport, Sink
 
 __all__ = ["Adjustable", "Backend", "BackendReport", "Sink", "Streaming"]

@@ -64,10 +64,9 @@ def make_files(directory: str, /) -> None:
 def joins() -> int:
     """How many processes have joined the session so far."""
 
-def take_refused(pid: int, /) -> tuple[int, int]:
+def take_refused(pid: int, /) -> int:
     """Events that threads of the joined process of this number could not record, as they could have no ring, since it was
-    asked for last; and the errno with which it could have no file for one, the last time, 0: it could. One consumer. Processes whose
-    numbers are alike modulo 256 share a count."""
+    asked for last. One consumer. Processes whose numbers are alike modulo 256 share a count."""
 
 def leave() -> bool:
     """Takes no part any more. False, and nothing changes, if a thread has recorded already."""

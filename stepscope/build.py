@@ -27,7 +27,7 @@ from stepscope.runtime.lifecycle.open_run import RunFacts
 from stepscope.runtime.lifecycle.output_directory import Output, file_name
 from stepscope.runtime.loop.pipeline import RunSetup
 from stepscope.runtime.memory_limits import memory_limits
-from stepscope.runtime.observers import forced_writes, stack_sampler, task_runs
+from stepscope.runtime.observers import stack_sampler, task_runs
 from stepscope.runtime.options import Options
 from stepscope.runtime.overhead.budget import OverheadBudget
 from stepscope.runtime.profiler import Profiler
@@ -63,7 +63,7 @@ class _Analysis:
 
 analysed.by = _Analysis()
 
-_INSTALLED = (closing_at_exit, forced_writes, stack_sampler, task_runs, torch_loader)
+_INSTALLED = (closing_at_exit, stack_sampler, task_runs, torch_loader)
 """Imported for what they install: profilers that are open at the interpreter's exit are closed, and signals are known. A profiler that
 is made later may find no descriptors to import them."""
 

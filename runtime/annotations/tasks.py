@@ -135,7 +135,6 @@ class _FirstStep:
         self.watched = watched
 
     def after_task_step(self, task: Any) -> None:
-        """Called when a step has ended."""
         if task is self.task:
             self.watched._paused()  # pyright: ignore[reportPrivateUsage]
             _lowlevel().remove_instrument(self)

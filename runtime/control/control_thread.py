@@ -27,9 +27,6 @@ JOIN_S = 1.0
 _turns = locks.reentrant()
 """Control threads take turns: the profilers of a process share a job's directory, and what was recorded of a file."""
 
-_stalled: Thread | None = None
-"""The thread that did not end in time. While it runs, as where a file system does not answer, `close` waits for no other."""
-
 
 class ControlThread:
     """A daemon thread from `start()` to `close()`, whether or not the profiler records. In a forked child it does nothing."""
@@ -85,14 +82,12 @@ class ControlThread:
 
     def close(self) -> None:
         """Ends the thread; this rank follows no plans any more. No effect a second time, or in a forked child."""
-        global _stalled
         thread, self._thread = self._thread, None
         if thread is not None and self._pid == os.getpid():
             self._calls.put(None)
             self._begun.set_result(None)
-            if thread.ident != get_ident() and not (_stalled and _stalled.is_alive()):
+            if thread.ident != get_ident():
                 background_call.join(thread, JOIN_S)
-                _stalled = thread if thread.is_alive() else None
 
     def call_soon(self, call: Callable[[], object]) -> None:
         """Calls a function on the control thread. It acquires no lock, so that a signal handler may call it."""

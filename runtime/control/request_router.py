@@ -159,7 +159,6 @@ class RequestRouter:
             waiting[1](armed)
 
     def refuse(self, request: AnyRequest | str, trigger: str, answer: str) -> None:
-        """Reports a refusal."""
         if self._refused is not None:
             self._refused(answer)
         self.report(request, trigger, answer, None if self._refused else logging.WARNING)

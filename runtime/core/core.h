@@ -171,8 +171,7 @@ typedef struct {
         at_risk; /* events that are in the memory of the owner alone, at most, and that journals dropped and have not counted */
     atomic_llong begun, stopped; /* ns: when recording of the program's events was switched on last, and off last */
     atomic_uint periods; /* how often it was switched on */
-    atomic_uchar denied[REFUSED]; /* errno with which the last of `refused` could have no ring */
-    char rest[PAGE - 56 - 9 * REFUSED];
+    char rest[PAGE - 56 - 8 * REFUSED];
 } __attribute__((aligned(PAGE))) Control;
 _Static_assert(sizeof(Control) == PAGE, "nothing else is in the memory that a mapping replaces");
 _Static_assert(offsetof(Control, recording) == 8 && offsetof(Control, closed) == 12, "as session/directory.py writes it");
@@ -187,7 +186,6 @@ bool control_joined(void); /* in the session of another process */
 void control_record(int what); /* in the session of another process nothing changes */
 void control_wait_recording(time_t seconds);
 void control_refuse(void); /* counts an event that its joined process could not keep */
-void control_deny(int error); /* says why its joined process gets no file for a ring */
 
 /* stack.c: the open spans of a thread or task, in a mapped file, so that a killed process leaves them. */
 enum {

@@ -43,7 +43,6 @@ class Accounts:
         self._forgotten = -1
 
     def offer(self, window: int, count: int) -> None:
-        """Counts offered events of a window."""
         sums = self._windows.get(window)
         if sums is None:
             sums = self._windows[window] = _Sums()
@@ -101,14 +100,12 @@ class Accounts:
             sums.exported = 0
 
     def drop_in_flight(self, reason: str) -> None:
-        """Counts all events in flight as dropped."""
         for window, count in self._in_flight.items():
             self.drop(window, reason, count)
         self._in_flight.clear()
 
     @property
     def in_flight(self) -> int:
-        """Number of events in flight."""
         return self._in_flight.total()
 
     @property
@@ -143,7 +140,6 @@ class Accounts:
         return None
 
     def total(self) -> OutputLedger:
-        """Accounts of the run."""
         sums = _Sums()
         for each in (self._past, *self._windows.values()):
             sums.add(each)

@@ -150,7 +150,7 @@ class ExporterWorker:
         """Index of the latest window, skipped or not."""
         self._skipped: dict[int, None] = {}
         """The latest skipped windows."""
-        self._skipped_windows = self._skipped_reported = 0
+        self._skipped_windows = 0
 
     def start(self, enter: Callable[[], object] = lambda: None) -> None:
         """Starts the exporter's thread, where `enter` is called first. If that fails, it counts as a failed `open`."""
@@ -241,10 +241,6 @@ class ExporterWorker:
         if skipped:
             self._progress.notify_all()
             return
-        missed, self._skipped_reported = self._skipped_windows - self._skipped_reported, self._skipped_windows
-        if missed:
-            note = f"{missed:,} windows were not given to {self.name}: it was {WINDOWS_WAITING:,} windows behind"
-            window = msgspec.structs.replace(window, diagnostics=(*window.diagnostics, note))
         self._windows_queued += 1
         self._put(WindowClosed(window))
 
@@ -582,7 +578,6 @@ class ExporterWorker:
         return msgspec.structs.replace(window.ledger, outputs=outputs)
 
     def statistics(self) -> ExporterStatistics:
-        """Accounts so far."""
         count, first = self.raised.count, self.raised.retained[:1]
         busy, began = self._calls
         with self._lock:

@@ -44,12 +44,10 @@ class Fanout:
                 worker.offer(batch)
 
     def close_window(self, window: Window) -> None:
-        """Queues the end of a window."""
         for worker in self.workers:
             worker.close_window(window)
 
     def discard_window(self, index: int) -> None:
-        """Queues the deletion of a window."""
         for worker in self.workers:
             worker.discard_window(index)
 
@@ -69,11 +67,9 @@ class Fanout:
 
     @property
     def ended(self) -> bool:
-        """Whether every exporter is closed."""
         return all(worker.ended for worker in self.workers)
 
     async def wait(self) -> None:
-        """Returns when every exporter is closed."""
         for worker in self.workers:
             await worker.wait()
 

@@ -22,7 +22,7 @@ from stepscope.runtime.session.note import NoteOutput, note_nothing
 from stepscope.runtime.settings.arguments import got
 from stepscope.runtime.settings.documented import Documented
 from stepscope.runtime.threads import locks
-from stepscope.runtime.windows.step_facts import Facts
+from stepscope.runtime.windows.step_feed import StepFeed
 
 log = logging.getLogger("stepscope")
 
@@ -120,19 +120,6 @@ class LiveJournal(Protocol):
         ...
 
 
-class LiveSteps(Protocol):
-    """The facts of a run's steps while it goes on. Any thread may call."""
-
-    def follow(self, receiver: Callable[[Facts], object]) -> None:
-        """Calls it about once a second, on the loop's thread, with the facts of steps that have ended since: possibly none. If the
-        run has ended, calls it at once, on this thread, with the last facts."""
-        ...
-
-    def unfollow(self, receiver: Callable[[Facts], object]) -> None:
-        """Ends that."""
-        ...
-
-
 class Run(Documented, frozen=True, kw_only=True):
     """The run of one profiler, for its exporters."""
 
@@ -167,8 +154,8 @@ class Run(Documented, frozen=True, kw_only=True):
     """Handles commands for the profiler; any thread may call. `None` if the profiler accepts none from exporters."""
     journal: LiveJournal | None = None
     """The journal of all windows that this run writes; `None` if it writes none."""
-    steps: LiveSteps | None = None
-    """The facts of its steps; `None` for a run of another process."""
+    steps: StepFeed | None = None
+    """The facts of its steps, which an exporter may `follow` and `unfollow`; `None` for a run of another process."""
 
     def wall(self, monotonic_ns: int) -> int:
         """Unix time in ns at a monotonic time of this run, including changes of the wall clock since.

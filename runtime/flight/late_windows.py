@@ -169,7 +169,6 @@ class FlightWindows(WindowRouter):
         return at if self._run_end is None else min(at, max(self._run_end.at - 1, 0))
 
     def window_at(self, at: int) -> OpenWindow | None:
-        """Returns the open window that contains this time."""
         return next((window for window in self._open if window.start <= at < window.interval[1]), None)
 
     def saved_at(self, at: int) -> bool:
@@ -266,7 +265,6 @@ class FlightWindows(WindowRouter):
         }
 
     def statistics(self) -> WindowsStatistics:
-        """Accounts so far."""
         accounts = super().statistics()
         withheld = accounts.withheld + sum(map(len, self._urgent))
         return msgspec.structs.replace(accounts, retained=self.retained(), withheld=withheld)

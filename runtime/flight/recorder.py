@@ -102,8 +102,6 @@ class Flight:
         self.windows = FlightWindows(serial, linger_ns, fallback_track, settings, directory)
         self._saved = SavedWindows(settings.keep_newest, settings.keep_slowest)
         self._blocks: list[tuple[str, Block]] = []
-        self._reported: dict[str, dict[str, int]] = {}
-        """Counts of suppressed findings when the last window was opened."""
 
     @property
     def busy(self) -> bool:
@@ -147,7 +145,6 @@ class Flight:
         return self._saved.remaining
 
     def statistics(self) -> FlightStatistics:
-        """Accounts so far."""
         return FlightStatistics(
             retained=self.windows.retention.statistics(),
             triggers=self.watch.statistics(),
@@ -182,7 +179,6 @@ class Flight:
             self.watch.opened(fired, mark.number)
             window.facts[FLIGHT] = {**about, "steps": self.settings.steps, "also": []}
             window.notes.insert(0, _sentence(about))
-            window.notes += self._suppressed()
 
     def _refusal(self, fired: Fired, step: int) -> str:
         """Why no window may be opened; empty if it may."""
@@ -195,18 +191,6 @@ class Flight:
         if len(also) < MAX_CAUSES:
             also.append(about)
             window.notes.append(_sentence(about))
-
-    def _suppressed(self) -> list[str]:
-        """A note on findings that were suppressed since the last window was opened."""
-        counts = self.watch.statistics().suppressed
-        new = [
-            f"{reason} {human_count(more, 'time')} ({why})"
-            for why, reasons in counts.items()
-            for reason, count in reasons.items()
-            if (more := count - self._reported.get(why, {}).get(reason, 0))
-        ]
-        self._reported = counts
-        return [f"fired before and did not save: {', '.join(new)}"] if new else []
 
 
 def _sentence(about: dict[str, Any]) -> str:

@@ -230,7 +230,6 @@ class Retention:
         self._cleared.clear()
 
     def statistics(self) -> RetentionStatistics:
-        """Accounts so far."""
         return RetentionStatistics(
             events=self._events,
             bytes=self._bytes,

@@ -20,7 +20,6 @@ class StepLog:
         self._judged = 0
 
     def __len__(self) -> int:
-        """Number of retained marks."""
         return len(self._marks)
 
     @property
@@ -43,7 +42,6 @@ class StepLog:
         self._marks = joined[np.argsort(joined["ts"], kind="stable")]
 
     def mark(self, number: int) -> StepMark:
-        """Returns a retained mark."""
         row = self._marks[number - self._first]
         return StepMark(int(row["ts"]), int(row["step"]), int(row["track"]), int(row["parent"]))
 

@@ -101,7 +101,6 @@ class TriggerThread:
         self._work.start()
 
     def answers(self) -> list[Answer]:
-        """Returns the answers since the last call."""
         answers = [self._answers.popleft() for _ in range(len(self._answers))]
         self._answered_until = max([self._answered_until, *(at for at, _ in answers)])
         return [answer for _, answer in answers]
@@ -249,7 +248,6 @@ class TriggerWatch:
         return due
 
     def end(self) -> None:
-        """Ends the threads of triggers."""
         for thread in self._threads:
             thread.end()
 
@@ -280,7 +278,6 @@ class TriggerWatch:
         self._suppressed.setdefault(why, Counter())[fired.reason] += 1
 
     def statistics(self) -> WatchStatistics:
-        """Accounts so far."""
         return WatchStatistics(
             fired=dict(self._fired),
             windows=self._windows,

@@ -122,7 +122,6 @@ class Inbox(Generic[T]):
             return self.pop_all()
 
     def statistics(self) -> InboxStatistics:
-        """Accounts so far."""
         with self._lock:
             return InboxStatistics(
                 self._put, self._received, len(self._items), self.waiting_bytes, self._peak, self._refused
@@ -142,7 +141,6 @@ class PendingDeliveries:
 
     @property
     def bytes(self) -> int:
-        """Bytes of the waiting deliveries."""
         return self._inbox.unhandled
 
     @property
@@ -164,7 +162,6 @@ class PendingDeliveries:
         return message
 
     def pop_all(self) -> list[Message]:
-        """Removes and returns all messages."""
         messages = [message for _, message in self._messages]
         self._messages.clear()
         self._inbox.unhandled = 0

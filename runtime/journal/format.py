@@ -92,7 +92,6 @@ class FileHeader(msgspec.Struct, frozen=True):
 
     @property
     def nbytes(self) -> int:
-        """Size of this header."""
         return MAX_FILE_HEADER if self.segment else FILE_HEADER.size
 
 

@@ -63,9 +63,6 @@ ROW = struct.Struct("<12q?7x")
 STRETCH = struct.Struct("<7q")
 """The fields of `Stretch`."""
 
-MAX_DAMAGED = 16
-"""Index frames of a journal that are made anew: each costs a search, so with more the journal is scanned instead."""
-
 _PART_BYTES = 128 << 10
 
 _MOST = np.iinfo(np.int64).max
@@ -266,7 +263,6 @@ class IndexBuilder:
             self.add_sync(record)
 
     def add_sync(self, sync: ClockSync) -> None:
-        """Adds a comparison with another clock."""
         if len(self.syncs) < MAX_SYNCS:
             self.syncs.append(sync)
 
@@ -452,9 +448,9 @@ class IndexFrame(NamedTuple):
 
     position: int
     number: int
-    """Of the frame; of one that is damaged, of the last frame before it."""
+    """Of the frame."""
     end: int
-    """Position at which a reader goes on with the next number."""
+    """Position of the next frame."""
     record: IndexRecord
 
 
@@ -464,13 +460,12 @@ def index_records(frames: FrameReader, *, gaps: bool = False) -> list[tuple[int,
 
 
 def index_frames(frames: FrameReader, *, gaps: bool = False) -> list[IndexFrame]:
-    """The index frames of a journal, in order; none if one of them is missing, or if the journal was closed with more windows than
-    they have.
+    """The index frames of a journal, in order; none if one of them is missing or damaged, or if the journal was closed with more windows
+    than they have.
 
     Args:
         frames: a reader of the journal.
-        gaps: accept that segments are missing, with their index frames, and make the records of `MAX_DAMAGED` index frames that are
-            damaged anew, from the frames since the index before.
+        gaps: accept that segments are missing, with their index frames.
     """
     last = frames.last()
     end = None if last is None or last[0] != FrameType.END else decode_record(last[0], last[2])
@@ -482,14 +477,11 @@ def index_frames(frames: FrameReader, *, gaps: bool = False) -> list[IndexFrame]
     else:
         at = frames.find_last(FrameType.INDEX)
     found: list[IndexFrame] = []
-    damaged = 0
     while at >= frames.files.begin:
         index = _index_at(frames, at)
         if index is None and gaps and (missing := frames.files.end_before(at)) is not None:
             index, windows = _index_at(frames, frames.find_last(FrameType.INDEX, missing)), None
             index = index if index is not None and index.end == missing else None
-        elif index is None and gaps and damaged < MAX_DAMAGED:
-            index, damaged = _index_made_anew(frames, at), damaged + 1
         if index is None or (found and index.position >= found[-1].position):
             return []
         found.append(index)
@@ -503,31 +495,6 @@ def _index_at(frames: FrameReader, at: int) -> IndexFrame | None:
     found = frames.frame_at(at) if at > 0 else None
     record = decode_record(FrameType.INDEX, found[0][2]) if found and found[0][0] == FrameType.INDEX else None
     return IndexFrame(at, found[1], found[2], record) if found and isinstance(record, IndexRecord) else None
-
-
-def _index_made_anew(frames: FrameReader, at: int) -> IndexFrame:
-    """The index at a position where there is no such frame."""
-    before = _index_at(frames, frames.find_last(FrameType.INDEX, at))
-    builder, tail, number = IndexBuilder(), frames.copy(), 0
-    if before is None:
-        tail.restart()
-    else:
-        builder = IndexBuilder.after(before.position, before.record)
-        tail.resume(before.number + 1, before.end)
-
-    def skipped(beginning: bytes) -> bool:
-        nonlocal number
-        header = decode_events_header(beginning)
-        if tail.head[0] >= at or header is None:
-            return False
-        builder.add_frame(header[0], tail.head[0])
-        number = tail.head[1]
-        return True
-
-    while (frame := tail.next(skipped)) is not None and tail.head[0] < at:
-        builder.add_record(frame[0], frame[2], tail.head[0], tail.position[1])
-        number = tail.head[1]
-    return IndexFrame(at, number, at, builder.record(0))
 
 
 def record_at(frames: FrameReader, at: int, kind: FrameType) -> Any:

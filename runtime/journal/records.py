@@ -80,7 +80,6 @@ class WindowRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def step_count(self) -> int:
-        """Number of steps."""
         return len(self.steps) // _STEP_BYTES
 
     def _rows(self) -> NDArray[np.int64]:

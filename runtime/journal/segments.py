@@ -44,7 +44,6 @@ class Segment(msgspec.Struct, frozen=True):
 
     @property
     def path(self) -> Path:
-        """Its path."""
         return Path(self.name)
 
     def offset(self, position: int) -> int:

@@ -341,20 +341,17 @@ class JournalWriter:
                 self._metadata = encoded
 
     def write_anchor(self, anchor: ClockAnchor) -> None:
-        """Appends a reading of the clocks."""
         with self._lock:
             self._open_file()
             self._skipped_records += not self._record(fmt.FrameType.CLOCK, anchor)
 
     def write_ledger(self, ledger: Ledger) -> None:
-        """Appends the accounts of the whole run."""
         with self._lock:
             if self._index is not None:
                 self._index.ledger = self._end
             self._skipped_records += not self._record(fmt.FrameType.LEDGER, ledger)
 
     def write_sync(self, sync: records.ClockSync) -> None:
-        """Appends a comparison with a collector's clock."""
         with self._lock:
             self._open_file()
             # The reserve of a full journal is for the ends of windows.

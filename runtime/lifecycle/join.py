@@ -193,19 +193,6 @@ def _log_once(level: int, reason: str) -> None:
         log.log(level, "stepscope.join: %s", reason)
 
 
-def warn_denied(error: int) -> None:
-    """Logs that the file for a thread's events could not be made in the session's directory, with this errno."""
-    why = os.strerror(error)
-    if error in (errno.EACCES, errno.EPERM):
-        why = f"this process became user {os.geteuid()} after it had joined, and the session is another user's"
-    elif error == errno.ENOENT:
-        why = "somebody has removed the session directory"
-    log.warning(
-        "stepscope.join: threads of this process cannot be recorded from now on: %s; those that had recorded before go on",
-        why,
-    )
-
-
 def join_from_environment() -> None:
     """Joins if the environment says that processes do so by themselves."""
     value = os.environ.get(AUTOMATIC, "")

@@ -21,12 +21,13 @@ from stepscope.runtime.events import clock, tracks
 from stepscope.runtime.events.record import Block, EventBatch, Kind, join_blocks
 from stepscope.runtime.events.survey import Survey
 from stepscope.runtime.export.exporter import Exporter
+from stepscope.runtime.export.exporter_accounts import ExporterStatistics
 from stepscope.runtime.export.exporter_worker import ExporterWorker
 from stepscope.runtime.export.fanout import Fanout
 from stepscope.runtime.export.run import Run
-from stepscope.runtime.flight.recorder import Flight
+from stepscope.runtime.flight.recorder import Flight, FlightStatistics
 from stepscope.runtime.flight.settings import FlightRecorder
-from stepscope.runtime.inbox.inbox import Inbox, PendingDeliveries
+from stepscope.runtime.inbox.inbox import Inbox, InboxStatistics, PendingDeliveries
 from stepscope.runtime.inbox.messages import (
     ActionChanged,
     Advancing,
@@ -43,10 +44,9 @@ from stepscope.runtime.inbox.messages import (
     Watermark,
 )
 from stepscope.runtime.loop.backpressure import DrainedTurn
-from stepscope.runtime.loop.pipeline_statistics import PipelineStatistics
 from stepscope.runtime.memory_limits import MemoryLimits
 from stepscope.runtime.options import Options
-from stepscope.runtime.overhead.budget import OverheadBudget
+from stepscope.runtime.overhead.budget import OverheadBudget, OverheadStatistics
 from stepscope.runtime.overhead.controller import OVERHEAD, OverheadController
 from stepscope.runtime.requests.armed_window import add_recorded
 from stepscope.runtime.schedule.detail import FULL, Detail
@@ -56,7 +56,7 @@ from stepscope.runtime.sources.thread_coverage import ThreadCoverage
 from stepscope.runtime.threads.one_shot import OneShot
 from stepscope.runtime.threads.user_code import CANCEL_TIMEOUT_S, deliver_for
 from stepscope.runtime.windows.open_window import OpenWindow
-from stepscope.runtime.windows.router import RECORDER, WindowRouter
+from stepscope.runtime.windows.router import RECORDER, WindowRouter, WindowsStatistics
 from stepscope.runtime.windows.step_feed import StepFeed
 from stepscope.runtime.windows.step_marks import WindowBegins, WindowEnds
 from stepscope.runtime.windows.step_statistics import begins_with_startup
@@ -87,6 +87,30 @@ class RunSetup(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of the flight recorder."""
     budget: OverheadBudget | None
     """Allowed cost of recording."""
+
+
+class PipelineStatistics(msgspec.Struct, frozen=True):
+    """Accounts of every stage behind the recorder."""
+
+    inbox: InboxStatistics
+    windows: WindowsStatistics
+    exporters: tuple[ExporterStatistics, ...]
+    drained: int
+    """Events that the recorder passed to this profiler."""
+    routed: int
+    """Of these, events that the window router has processed."""
+    unrouted: int
+    """Of these, events that were dropped because closing reached its deadline."""
+    undelivered: int
+    """Events of backends that wait for the window router: the steps of their time are not known yet."""
+    offered: int
+    """Events offered to each exporter."""
+    loop_ns: int
+    """Time that the loop spent on this pipeline, exporters not included, in ns."""
+    overhead: OverheadStatistics
+    flight: FlightStatistics | None = None
+    faults: int = 0
+    """Internal errors: mistakes in stepscope, or a lack of memory."""
 
 
 class PipelineSteps(Protocol):
@@ -188,7 +212,6 @@ class Pipeline:
 
     @property
     def workers(self) -> list[ExporterWorker]:
-        """The worker of each exporter."""
         return self.fanout.workers
 
     @property
@@ -292,7 +315,6 @@ class Pipeline:
 
     @contained(None)
     def close_windows(self, open_spans: Block) -> None:
-        """Closes the windows that are ready."""
         start = clock.now()
         self.overhead.refresh()
         for window, batches in self._windows.finish(open_spans):
@@ -352,7 +374,6 @@ class Pipeline:
                 self._windows.remove_source(message.source)
             case WindowBegins():
                 self._windows.open(message.mark)
-                self._windows.note_skipped(message.skipped)
                 self._windows.note_armed(message.armed)
                 self.overhead.begin(message.mark.ts)
                 self._note_detail(message.mark.ts)
@@ -491,7 +512,7 @@ class Pipeline:
             complete=window.complete and not window.sources_incomplete,
             diagnostics=tuple(notes),
             ledger=Ledger(sources, {}, _core.counts()),  # each exporter adds the outputs
-            metadata={**self.run_facts.metadata(), **window.facts, **self.overhead.facts(window.interval)},
+            metadata={**self.run_facts.metadata(), **window.facts},
             wall_start_ns=self.run_facts.wall(start),
             actions=self._actions,
         )
@@ -593,12 +614,10 @@ class Pipeline:
                 group.start_soon(close, source, name=f"stepscope close {source.name}")
 
     def ledger(self) -> Ledger:
-        """Accounts of the run so far."""
         outputs = {worker.name: worker.statistics().ledger for worker in self.workers}
         return Ledger(self._windows.ledger(), outputs, _core.counts(), self._steps.skipped_windows)
 
     def statistics(self) -> PipelineStatistics:
-        """Accounts so far."""
         return PipelineStatistics(
             inbox=self.inbox.statistics(),
             windows=self._windows.statistics(),

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import gc
 import os
+import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stepscope.runtime import _core
 from stepscope.runtime.accounting.error_log import error_text
+from stepscope.runtime.display.code_places import caller
 from stepscope.runtime.options import Signal
 from stepscope.runtime.threads import locks, user_code
 
@@ -24,6 +27,9 @@ _READ_OF_STEPS = {
     "resident_bytes": "/proc/self/statm",
     "written_bytes": "/proc/thread-self/io",
 }
+
+
+_WRITES = "forced write"
 
 
 class SignalSource:
@@ -76,9 +82,29 @@ class Collections(SignalSource):
             gc.callbacks.append(_core.collection)
 
     def end(self) -> None:
-        """Removes the callback."""
         if _core.collection in gc.callbacks:
             gc.callbacks.remove(_core.collection)
+
+
+class ForcedWrites(SignalSource):
+    """Calls of `os.fsync` and `os.fdatasync`, with which a program waits for writes, as spans. Those of stepscope's own threads are
+    not recorded."""
+
+    signal = "writes"
+
+    def begin(self) -> None:
+        for name in ("fsync", "fdatasync"):
+            self.replace(name, partial(_recorded, f"os.{name}"), os)
+
+
+def _recorded(name: str, original: Callable[..., None]) -> Callable[..., None]:
+    def sync(*args: Any, **kwargs: Any) -> None:
+        if threading.current_thread().name.startswith("stepscope"):
+            return original(*args, **kwargs)
+        with _core.span(name, category=_WRITES, place=caller()):
+            return original(*args, **kwargs)
+
+    return sync
 
 
 _sources: dict[Signal, SignalSource] = {}
@@ -144,3 +170,4 @@ os.register_at_fork(after_in_child=_forked)
 
 add(StepReadings())
 add(Collections())
+add(ForcedWrites())

@@ -6,7 +6,6 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable
-from typing import Any
 
 import msgspec
 
@@ -226,46 +225,24 @@ class OverheadController:
         block["name"], block["category"] = strings.intern(name), strings.category(OVERHEAD)
         return block
 
-    def _lowered_in(self, window: Interval) -> list[tuple[DetailChange, int]]:
-        """The times of lowered detail that overlap a window: the change that began each, and its end."""
+    def notes(self, window: Interval) -> list[str]:
+        """Describes the times of lowered detail in a window."""
         changes = list(self.changes)
         ends = [*(change.at for change in changes[1:]), window[1]][: len(changes)]
-        return [
-            (change, min(end, window[1]))
+        found = [
+            change
             for change, end in zip(changes, ends, strict=True)
             if change.after is not FULL and change.at < window[1] and end > window[0]
         ]
-
-    def notes(self, window: Interval) -> list[str]:
-        """Describes the times of lowered detail in a window."""
-        if not self.changes:
-            return []
-        found = self._lowered_in(window)
         notes = [
             f"detail {change.direction} to {change.after.name!r} from step {change.step} on: recording cost {change.cost:.2%} "
             f"of the time, the budget is {self.budget.fraction if self.budget else 1:.2%}; "
             "what this left out is not counted as lost"
-            for change, _ in found[:_MAX_NOTES]
+            for change in found[:_MAX_NOTES]
         ]
         if len(found) > _MAX_NOTES:
             notes.append(f"detail changed {len(found) - _MAX_NOTES} more times")
         return notes
-
-    def facts(self, window: Interval) -> dict[str, Any]:
-        """The same for the window's metadata; empty without a budget."""
-        if self.budget is None:
-            return {}
-        lowered = [
-            {
-                "detail": change.after.name,
-                "first_step": change.step,
-                "start_ns": max(change.at, window[0]),
-                "end_ns": end,
-                "measured": change.cost,
-            }
-            for change, end in self._lowered_in(window)
-        ]
-        return {OVERHEAD: {"budget": self.budget.fraction, "lowered": lowered}}
 
     def statistics(self) -> OverheadStatistics:
         """Returns the cost of recording until now. Any thread may call."""

@@ -91,7 +91,6 @@ class EventCounts(msgspec.Struct):
         self.arguments += found.arguments
 
     def minus(self, other: EventCounts) -> EventCounts:
-        """The difference of two readings."""
         return EventCounts(*(getattr(self, name) - getattr(other, name) for name in self.__struct_fields__))
 
     @property

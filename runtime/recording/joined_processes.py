@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import logging
-import os
 import shutil
 from collections import deque
 from collections.abc import Callable
@@ -41,7 +40,7 @@ ENDED_PROCESS_FILES_NS = 5_000_000_000
 events, recovery finds them there."""
 
 READ_TIMEOUT_NS = 60_000_000_000
-"""Nanoseconds that the events of an ended process wait for descriptors or memory to read them."""
+"""Nanoseconds after its end that the events of a process wait for descriptors or memory to read them."""
 
 _SHORTAGE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 _DROPPED = strings.intern("dropped")
@@ -72,10 +71,7 @@ class Worker:
         self.running = self.joined = True
         self._drained_ns = 0
         self._refused = self._lost = 0
-        self._denied = ""
         self._drained: list[tuple[bytes | bytearray, bytes]] = []
-        self._unnamed_since = self._unread_since = 0
-        """Since when names, and after its end anything, cannot be read, in ns; 0: all can."""
         self._files = SessionFiles(directory)
         self.rings = _core.Attached(str(directory))
         self._ids = IdMap()
@@ -91,18 +87,13 @@ class Worker:
 
     def drain(self, until: int) -> list[tuple[Block, bytes]]:
         """Drains from its rings what began by `until`, in ns. If the files with its names cannot be read now, the events wait."""
+        if self._drained and self._waits_for_names():
+            return []  # further events wait in the rings, which are bounded
         self._drained += drain_rings(self.rings.drain, until)
         self._count_refused()
-        if not self._drained:
-            return []
         # A name is written to its file before its event. So after the drain, the file has all names.
-        self._files.unread = False
-        self._files.load_ids(self._ids)
-        now = _core.now()
-        if self._files.unread and now - (self._unnamed_since or now) < READ_TIMEOUT_NS:
-            self._unnamed_since = self._unnamed_since or now
+        if not self._drained or self._waits_for_names():
             return []
-        self._unnamed_since = 0
         drained, self._drained = self._drained, []
         return [self._localised(events, args) for events, args in drained]
 
@@ -113,9 +104,16 @@ class Worker:
             unread = bool(self._drained) or rings["waiting"] > 0 or rings["rings"] < self._files.ring_count()
         except OSError:
             unread = True
-        now = _core.now()
-        self._unread_since = (self._unread_since or now) if unread else 0
-        return unread and now - self._unread_since < READ_TIMEOUT_NS
+        return unread and self._has_time()
+
+    def _waits_for_names(self) -> bool:
+        """Reads new names. Returns whether to wait until they can be read."""
+        self._files.unread = False
+        self._files.load_ids(self._ids)
+        return self._files.unread and self._has_time()
+
+    def _has_time(self) -> bool:
+        return self.running or _core.now() - self.seen_ns < READ_TIMEOUT_NS
 
     def drop_waiting(self) -> list[tuple[Block, bytes]]:
         """Counts the remaining events of its rings as dropped, and returns a gap for them."""
@@ -136,7 +134,6 @@ class Worker:
         return self.open_spans(max([until, *begins.tolist()]))
 
     def statistics(self, state: str) -> WorkerStatistics:
-        """Accounts so far."""
         rings = self.rings.statistics()
         refused = self._refused
         rings["produced"] += refused
@@ -144,20 +141,16 @@ class Worker:
         rings["waiting"] -= self._lost
         name = self._files.process_name or f"process {self.identity.pid}"
         state = "broken" if rings["broken"] and state == "recording" else state
-        return WorkerStatistics(
-            pid=self.identity.pid, name=name, state=state, without_ring=refused, denied=self._denied, **rings
-        )
+        return WorkerStatistics(pid=self.identity.pid, name=name, state=state, without_ring=refused, **rings)
 
     def close(self) -> None:
-        """Closes its files."""
         self._files.close()
 
     def _count_refused(self) -> None:
         """Adds a gap for events, since the last drain, of threads without a ring."""
-        count, error = _core.take_refused(self.identity.pid)
+        count = _core.take_refused(self.identity.pid)
         if count:
             self._refused += count
-            self._denied = _reason(error)
             self._drained.append((self._gap(count), b""))
         self._drained_ns = _core.now()
 
@@ -180,13 +173,6 @@ class Worker:
         block["name"][gaps] = names  # gaps have names of this process
         block.flags.writeable = False
         return block, bytes(heap)
-
-
-def _reason(error: int) -> str:
-    """Why a joined process could not create the file of a ring."""
-    if error in (errno.EACCES, errno.EPERM):
-        return "it changed its user after it had joined, and cannot write to the session any more"
-    return os.strerror(error) if error else ""
 
 
 class Workers:
@@ -279,7 +265,6 @@ class Workers:
         return accounts.statistics(self._recording())
 
     def open_accounts(self) -> WorkerAccounts:
-        """Accounts that begin now."""
         accounts = WorkerAccounts(self._recording())
         self._accounts.append(accounts)
         return accounts
@@ -299,7 +284,6 @@ class Workers:
             worker.rings.release()
 
     def close(self) -> None:
-        """Closes the files of all."""
         for worker in list(self._living.values()):
             self._remove(worker, "ended")
 

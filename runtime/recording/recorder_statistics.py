@@ -31,9 +31,7 @@ class WorkerStatistics(msgspec.Struct, frozen=True, kw_only=True):
     drained: int = 0
     dropped: int = 0
     without_ring: int = 0
-    """Dropped events of threads that could not get a ring, such as without memory."""
-    denied: str = ""
-    """Why the last of these threads got no ring."""
+    """Dropped events of threads that could not get a ring, such as without memory, or after the process has changed its user."""
     waiting: int = 0
     bytes: int = 0
     """Bytes of drained events and arguments."""

@@ -75,7 +75,6 @@ class Recovery(msgspec.Struct, frozen=True, kw_only=True):
     """Why events of other outputs may be missing; empty if at most the last moment is missing."""
 
     def text(self) -> str:
-        """The result as lines of text."""
         session = self.session or "no session directory"
         count = "" if self.windows == 1 else f"{self.unfinished:,} of them "
         unfinished = f", {count}unfinished" if self.unfinished else ""

@@ -209,7 +209,6 @@ class SessionFiles:
         return count
 
     def parts(self) -> list[SessionFiles]:
-        """The directories of joined processes."""
         found: list[SessionFiles] = []
         for name in sorted(self._names()):
             if PART.fullmatch(name) and len(found) < MAX_PARTS:

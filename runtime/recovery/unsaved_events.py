@@ -249,7 +249,6 @@ class UnfinishedWindow:
         return self.add_unsaved(spans[(spans["step"] >= 0) & ~np.isin(spans["step"], written)], b"", STEPS)
 
     def finish(self, profiler: str, wall_start_ns: int, metadata: dict[str, Any], note: str) -> Window:
-        """The recovered window."""
         assert self.window.end is not None
         sources: dict[str, SourceLedger] = {}
         recovered = self.window.ledger()

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from stepscope.runtime.loop.pipeline_statistics import PipelineStatistics
+from stepscope.runtime.loop.pipeline import PipelineStatistics
 from stepscope.runtime.recording.recorder_statistics import RecorderStatistics
 from stepscope.runtime.steps.transition_costs import TransitionStatistics
 from stepscope.runtime.windows.router import RECORDER, WindowsStatistics

@@ -46,13 +46,11 @@ class Reporting:
         return self._steps.pipeline
 
     def summary(self, sort_by: str, top: int | None, format: Literal["table", "markdown", "json"]) -> str:
-        """The table of all windows as text."""
         table = self._facts.output.total()
         text = table.render(sort_by, top, format)
         return text if format != "table" else ShownText(text, lambda: table.cut(sort_by, top))
 
     def statistics(self) -> ProfilerStatistics:
-        """A snapshot of every stage."""
         steps, opened, pipeline = self._steps, self._life.opened, self._pipeline
         flight = None if pipeline is None else pipeline.flight
         return ProfilerStatistics(
@@ -119,7 +117,6 @@ class Reporting:
         return found
 
     def report(self) -> RunReport:
-        """The trust report."""
         opened, output = self._life.opened, self._facts.output
         sources = [] if opened is None else opened.pipeline.sources
         return RunReport(
@@ -144,7 +141,6 @@ class Reporting:
             raise ExceptionGroup(f"profiler {self._facts.name!r} kept {human_count(len(errors), 'error')}", errors)
 
     def explain(self) -> Answer:
-        """Findings of the run so far."""
         state, output = self._steps.state, self._facts.output
         if state == "new" or analysed.by is None:
             raise ProfilerStateError(

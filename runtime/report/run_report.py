@@ -13,7 +13,7 @@ from stepscope.runtime.events.clock import ClockAnchor
 from stepscope.runtime.export.exporter_accounts import counted, remedy
 from stepscope.runtime.files.encoding import json_bytes
 from stepscope.runtime.files.paths import readable
-from stepscope.runtime.loop.pipeline_statistics import PipelineStatistics
+from stepscope.runtime.loop.pipeline import PipelineStatistics
 from stepscope.runtime.overhead.budget import MIN_RECORDED_NS
 from stepscope.runtime.recording.recorder_statistics import RecorderStatistics, WorkerStatistics
 from stepscope.runtime.report.profiler_statistics import ProfilerStatistics
@@ -230,7 +230,7 @@ def _processes(workers: Sequence[WorkerStatistics]) -> Iterator[str]:
 def _account(worker: WorkerStatistics) -> str:
     lost = (
         ("dropped", worker.dropped),
-        (f"of them by threads without a ring{f' ({worker.denied})' if worker.denied else ''}", worker.without_ring),
+        ("of them by threads without a ring", worker.without_ring),
         ("waiting", worker.waiting),
         ("broken rings", worker.broken),
     )

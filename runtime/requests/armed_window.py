@@ -58,17 +58,14 @@ class ArmedWindow:
         self.last = NEVER if self.last == NEVER else self.first + length
 
     def note(self, text: str) -> None:
-        """Adds a text to the reason."""
         self.reason = f"{self.reason}; {text}" if self.reason else text
 
     def end(self, state: ArmedState, reason: str = "") -> None:
-        """Ends it with this state."""
         self.state = state
         if reason:
             self.note(reason)
 
     def status(self) -> ArmedStatus:
-        """Returns its state."""
         return ArmedStatus(
             run_id=self.request.run_id,
             trigger=self.trigger,

@@ -47,7 +47,6 @@ class Command(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """For `decide` and `abort`: the reason."""
 
     def end_request(self) -> EndRequest:
-        """Returns the request of `extend` or `abort`."""
         if self.command == "extend":
             return EndRequest(command="extend", steps=self.steps, seconds=self.seconds)
         return EndRequest(command="abort", run_id=self.run_id or "", reason=self.reason or "a command")

@@ -68,7 +68,6 @@ class EndChange(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return (self.last if self.command == "abort" else self.until) + 1
 
     def concerns(self, window: ArmedWindow) -> bool:
-        """Whether it changes this window."""
         if self.command == "extend":
             return window.first == self.first
         return not self.run_id or window.request.run_id == self.run_id

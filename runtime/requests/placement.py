@@ -12,8 +12,8 @@ import msgspec
 
 from stepscope.runtime.requests.armed_window import ArmedWindow
 from stepscope.runtime.requests.window_request import MAX_STEP, WindowRequest
-from stepscope.runtime.schedule.action import step_text
-from stepscope.runtime.schedule.schedule import NEVER, Always, PlannedSchedule, ProfilerAction, ScheduleFunction
+from stepscope.runtime.schedule.action import ProfilerAction, step_text
+from stepscope.runtime.schedule.schedule import NEVER, PlannedSchedule, ScheduleFunction, always
 
 MAX_CHANGES = 1000
 """Limit of collisions; a window that still collides after so many is refused."""
@@ -46,7 +46,7 @@ def place(request: WindowRequest, ahead: int, armed: Sequence[ArmedWindow], sche
         armed: running and queued windows.
         schedule: of the profiler. It is ignored if it is no `PlannedSchedule`.
     """
-    if isinstance(schedule, Always):
+    if schedule is always:
         return Placement(None, reason="the profiler records every step; give it a schedule, or control=...")
     first, last = request.rounded(ahead)
     notes: list[str] = []

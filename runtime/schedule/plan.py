@@ -10,7 +10,15 @@ import msgspec
 from stepscope.runtime.display.text_table import human_count
 from stepscope.runtime.errors import ScheduleError
 from stepscope.runtime.schedule.action import ProfilerAction, checked_action, step_text
-from stepscope.runtime.schedule.schedule import NEVER, Always, Never, PlannedSchedule, Schedule, ScheduleFunction
+from stepscope.runtime.schedule.schedule import (
+    NEVER,
+    PlannedSchedule,
+    Schedule,
+    ScheduleFunction,
+    Unchanging,
+    always,
+    never,
+)
 from stepscope.runtime.settings.arguments import number_argument
 
 _ROWS_SHOWN = 40
@@ -180,9 +188,9 @@ def explain(
     Returns:
         A sentence for each finding, which begins with the name of the finding and a colon.
     """
-    if isinstance(schedule, Always):
+    if schedule is always:
         return ()  # it records everything, so nothing can be missing
-    if isinstance(schedule, Never):
+    if schedule is never:
         if recorded:
             return (_incomplete(open_steps),) if open_steps else ()
         return ("no step records: the profiler records only windows that are asked for, and none was recorded",)
@@ -212,7 +220,7 @@ def explain(
 
 def schedule_text(schedule: ScheduleFunction) -> str:
     """Returns a schedule as it is written in code, or the name of the callable, for a message."""
-    if isinstance(schedule, Schedule | Always | Never):
+    if isinstance(schedule, Schedule | Unchanging):
         return repr(schedule)
     name = getattr(schedule, "__qualname__", None)
     return name if isinstance(name, str) else type(schedule).__qualname__

@@ -9,26 +9,12 @@ from typing import TYPE_CHECKING, Final, Protocol, SupportsIndex, runtime_checka
 import msgspec
 
 from stepscope.runtime.errors import ScheduleError
-from stepscope.runtime.schedule.action import ProfilerAction, checked_action
+from stepscope.runtime.schedule.action import ProfilerAction
 from stepscope.runtime.settings.arguments import got
 from stepscope.runtime.settings.validation import suggesting
 
 if TYPE_CHECKING:
     from stepscope.runtime.schedule.plan import Plan
-
-__all__ = [
-    "NEVER",
-    "Always",
-    "Never",
-    "PlannedSchedule",
-    "ProfilerAction",
-    "Schedule",
-    "ScheduleFunction",
-    "always",
-    "checked_action",
-    "never",
-    "schedule",
-]
 
 NEVER: Final = sys.maxsize
 """The result of `next_change` if there is no further change. It fits in a signed 64-bit integer."""
@@ -215,37 +201,23 @@ def schedule(
     )
 
 
-class Always(msgspec.Struct, frozen=True):
-    """Records every step, in one window that ends with the run. The default."""
+class Unchanging(msgspec.Struct, frozen=True):
+    """The same action for every step."""
+
+    action: ProfilerAction
 
     def __call__(self, step: int, /) -> ProfilerAction:
-        """Returns RECORD."""
-        return ProfilerAction.RECORD
+        return self.action
 
     def next_change(self, step: int, /) -> int:
-        """Returns `NEVER`."""
         return NEVER
 
     def __repr__(self) -> str:
-        return "always"
+        return "always" if self.action.records else "never"
 
 
-always: Final = Always()
+always: Final = Unchanging(ProfilerAction.RECORD)
+"""Records every step, in one window that ends with the run. The default."""
 
-
-class Never(msgspec.Struct, frozen=True):
-    """Records no step by itself. The default with `control`, where windows are requested."""
-
-    def __call__(self, step: int, /) -> ProfilerAction:
-        """Returns NONE."""
-        return ProfilerAction.NONE
-
-    def next_change(self, step: int, /) -> int:
-        """Returns `NEVER`."""
-        return NEVER
-
-    def __repr__(self) -> str:
-        return "never"
-
-
-never: Final = Never()
+never: Final = Unchanging(ProfilerAction.NONE)
+"""Records no step by itself. The default with `control`, where windows are requested."""

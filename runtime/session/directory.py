@@ -60,7 +60,6 @@ class Identity(msgspec.Struct, frozen=True):
 
     @property
     def running(self) -> bool:
-        """Whether that process still runs."""
         return is_running(self.pid, self.start_time)
 
 

@@ -110,7 +110,6 @@ class SessionNote(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def running(self) -> bool:
-        """Whether the process still runs."""
         return is_running(self.pid, self.start_time) or in_use(Path(self.directory))
 
 

@@ -184,7 +184,6 @@ class Source:
             opened.set_result(None)
 
     def start(self) -> None:
-        """Opens the backend."""
         self.open = self._guard("open", lambda: self.backend.open(self._sink))
 
     def transition(self, before: ProfilerAction, after: ProfilerAction, at: int) -> None:

@@ -50,7 +50,6 @@ class Arming:
 
     @property
     def step_num(self) -> int:
-        """Number of the current step."""
         return self._steps.number
 
     @property

@@ -21,7 +21,7 @@ from stepscope.runtime.recording.recorder import Recorder
 from stepscope.runtime.schedule.action import ProfilerAction, checked_action
 from stepscope.runtime.schedule.detail import FULL, Detail
 from stepscope.runtime.schedule.plan import explain
-from stepscope.runtime.schedule.schedule import NEVER, Always, Never, PlannedSchedule, Schedule, ScheduleFunction
+from stepscope.runtime.schedule.schedule import NEVER, PlannedSchedule, Schedule, ScheduleFunction, Unchanging, always
 from stepscope.runtime.sources.source import Producer
 from stepscope.runtime.sources.thread_bound import BoundSource
 from stepscope.runtime.steps.armed_windows import ArmedWindows
@@ -38,8 +38,6 @@ LARGEST_STEP = (1 << 31) - 1
 
 MAX_INTERRUPTIONS = 8
 """How often a change is repeated that signal handlers interrupt."""
-
-_FIXED = (Always, Never)
 
 _serials = itertools.count(1)
 _untouched: list[object] = []
@@ -112,7 +110,7 @@ class StepController(_core.StepCounter):
         """Whether the recorder is paused."""
         self._pause_sent = False
         """Whether the loop has a message of the pause."""
-        self.skipped_windows = self._skipped_sent = 0
+        self.skipped_windows = 0
         self.ignored = self.windows_begun = self._recorded_steps = self._open_steps = 0
         self.inert_because = ""
         self.transitions = TransitionStatistics()
@@ -179,16 +177,13 @@ class StepController(_core.StepCounter):
         self.next_change = self.number
 
     def replace_schedule(self, schedule: ScheduleFunction) -> None:
-        """Replaces the schedule from the next step on."""
         self.schedule, self.schedule_error = schedule, None
         self._ask_next_step()
 
     def pause(self) -> None:
-        """Pauses recording until `resume()`."""
         self.call(partial(self._change_pauses, 1))
 
     def resume(self) -> None:
-        """Ends the latest `pause()`."""
         self.call(partial(self._change_pauses, -1))
 
     def call(self, call: Callable[[], None], *, timeout_s: float = TURN_TIMEOUT_S) -> bool:
@@ -293,7 +288,7 @@ class StepController(_core.StepCounter):
                 self._steps_before += self.number - self._first_step
             if self._window_first is not None and self.action is ProfilerAction.RECORD:
                 self._open_steps = self.number - self._window_first
-            whole = self.action is ProfilerAction.RECORD_AND_SAVE or isinstance(self.schedule, Always)
+            whole = self.action is ProfilerAction.RECORD_AND_SAVE or self.schedule is always
             self._begin_change()
             self._change(ProfilerAction.NONE, WindowEnds(clock.now(), whole, "" if whole else reason, self.stepped))
             self._want(False)
@@ -432,11 +427,11 @@ class StepController(_core.StepCounter):
                 action, change = schedule.at(step)
                 return action, min(change, NEVER)  # a cycle may be longer than the counter can count
             action = checked_action(schedule(step), step)
-            if isinstance(schedule, _FIXED) or isinstance(schedule, PlannedSchedule):
+            if isinstance(schedule, Unchanging) or isinstance(schedule, PlannedSchedule):
                 return action, min(operator.index(schedule.next_change(step)), NEVER)
             return action, step + 1
         except BaseException as error:
-            if isinstance(schedule, (Schedule, *_FIXED)) or from_signal_handler(error):
+            if isinstance(schedule, (Schedule, Unchanging)) or from_signal_handler(error):
                 raise
             self.schedule_error = error
             log.error("the schedule failed at step %d, nothing more is recorded: %s", step, error_text(error))
@@ -475,11 +470,9 @@ class StepController(_core.StepCounter):
                 self._begin_change()
                 self._want(not self._pauses)  # before the mark, so that open spans reach back to the window's begin
                 at, track, parent = self._mark(at if follows else 0)
-                skipped = self.skipped_windows - self._skipped_sent
                 mark = StepMark(at, self.number, track, parent)
                 armed = None if self.windows.running is None else self.windows.running.facts()
-                pipeline.inbox.put(WindowBegins(mark, skipped, armed), later=True)
-                self._skipped_sent = self.skipped_windows
+                pipeline.inbox.put(WindowBegins(mark, armed), later=True)
                 if self._pauses and not self._pause_sent:
                     self._send_pause(at)
                 self.windows_begun += 1
@@ -497,7 +490,7 @@ class StepController(_core.StepCounter):
             reason = f"the schedule went from RECORD to {after.name} without RECORD_AND_SAVE"
             end = msgspec.structs.replace(end, complete=False, reason=reason)
         self._want(after.records and not self._pauses)
-        end = msgspec.structs.replace(end, needs_last=saved and not isinstance(self.schedule, Always))
+        end = msgspec.structs.replace(end, needs_last=saved and self.schedule is not always)
         self.pipeline.inbox.put(self.windows.completed(end), later=True)
         if self._window_first is not None:
             self._recorded_steps += self.number - self._window_first

@@ -34,7 +34,6 @@ class WindowFollower:
 
     @property
     def running(self) -> ArmedWindow | None:
-        """The window that runs."""
         return self._windows.running
 
     def begin(self, step: int) -> ArmedWindow | None:

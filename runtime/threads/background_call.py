@@ -143,12 +143,10 @@ class BackgroundCall(Generic[T]):
 
     @property
     def started(self) -> bool:
-        """Whether the call was started."""
         return self._begun
 
     @property
     def finished(self) -> bool:
-        """Whether the call has ended."""
         return self._done.done
 
     @property

@@ -31,7 +31,6 @@ class OneShot(Generic[T]):
         return self._error is not None
 
     def set_result(self, value: T) -> None:
-        """Sets the value."""
         if not self.done:
             self._value = value
             self._end()

@@ -73,7 +73,6 @@ class OpenWindow:
         self._dropped: dict[str, Counter[str]] = {}
 
     def end_at(self, at: int) -> None:
-        """Sets the end."""
         self.end = at
         self.interval = self.start, at
 
@@ -191,7 +190,6 @@ class OpenWindow:
         return 0 if self._withheld is None else sum(map(len, self._withheld))
 
     def count_dropped(self, source: str, reason: str, count: int) -> None:
-        """Counts lost events."""
         if count:
             self._dropped.setdefault(source, Counter())[reason] += count
 
@@ -216,7 +214,6 @@ class OpenWindow:
         ]
 
     def ledger(self) -> dict[str, SourceLedger]:
-        """Accounts per source."""
         ledgers: dict[str, SourceLedger] = {}
         for source in sorted({*self._accepted, *self._dropped, *self._missing}):
             accepted, dropped = self._accepted[source], dict(self._dropped.get(source, {}))

@@ -131,12 +131,6 @@ class WindowRouter:
         self._open.append(window)
         return window.index
 
-    def note_skipped(self, windows: int) -> None:
-        """Adds a note to the latest window that others before it were skipped."""
-        if windows and self._open:
-            count = "1 window before it was" if windows == 1 else f"{windows:,} windows before it were"
-            self._open[-1].notes.append(f"{count} left out: windows began faster than they could be sorted")
-
     def note_armed(self, facts: dict[str, Any] | None) -> None:
         """Adds the description of the request to the metadata of the latest window, if that has not ended."""
         if facts and self._open and self._open[-1].end is None:
@@ -433,7 +427,6 @@ class WindowRouter:
         return any(window.end is not None for window in self._open)
 
     def ledger(self) -> dict[str, SourceLedger]:
-        """Accounts of each source over the run."""
         ledgers: dict[str, SourceLedger] = {}
         for source in sorted({*self._seen, *self._dropped, *self._missing}):
             reasons: dict[str, int] = dict(self._dropped.get(source, Counter()))
@@ -449,7 +442,6 @@ class WindowRouter:
         return ledgers
 
     def statistics(self) -> WindowsStatistics:
-        """Accounts so far."""
         return WindowsStatistics(
             opened=self._count,
             closed=self._closed_count,

@@ -60,7 +60,8 @@ class StepFeed:
         """The facts of the last look, once they are computed."""
 
     def follow(self, receiver: Receiver) -> None:
-        """Calls it with new steps from now on; at once with the last steps if the run ended before. Any thread may call."""
+        """Calls it about once a second, on the loop's thread, with the facts of steps that have ended since: possibly none. If the
+        run has ended, calls it at once, on this thread, with the last facts. Any thread may call."""
         with self._lock:
             self._receivers = (*self._receivers, receiver)
             if self._ended_at is not None:

@@ -40,8 +40,6 @@ class WindowBegins(msgspec.Struct, frozen=True):
     """A window begins with this step."""
 
     mark: StepMark
-    skipped: int = 0
-    """Windows that were skipped before this one, because the loop was too far behind."""
     armed: dict[str, Any] | None = None
     """Description of the request that armed it, for the window's metadata."""
 

@@ -157,7 +157,6 @@ class _Running:
         )
 
     def nbytes(self) -> int:
-        """Its memory in bytes."""
         return self._times.nbytes()
 
     def _update_slowest(self, step: Any) -> None:
@@ -247,7 +246,6 @@ class StepTotals:
         return running.statistics(self.count, self.last[-self.judged :]), tuple(parts)
 
     def nbytes(self) -> int:
-        """Its memory in bytes."""
         return self.first.nbytes + sum(facts.nbytes for facts in self._last) + self.running.nbytes()
 
 

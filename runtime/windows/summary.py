@@ -170,7 +170,6 @@ class Summary(Documented, frozen=True):
 
     @classmethod
     def of(cls, aggregates: _core.Aggregates) -> Summary:
-        """The summary of running statistics."""
         text = strings.text
         rows = [
             SummaryRow(text(name), text(category), count, total, self_, low, high, total / count, p50, p95, p99)

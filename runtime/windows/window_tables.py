@@ -98,7 +98,6 @@ class WindowTable:
 
     @cached_property
     def steps(self) -> StepTotals:
-        """Statistics of its steps."""
         return StepTotals(optimizer=self.optimizer)
 
     @cached_property
@@ -232,7 +231,6 @@ class WindowTables:
         """Memory of the tables."""
 
     def begin(self, table: WindowTable) -> None:
-        """Adds the table of a window that opens."""
         with _changing:
             self._open[id(table)] = table
 

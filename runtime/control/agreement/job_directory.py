@@ -104,7 +104,6 @@ class Plans:
         return number
 
     def request_path(self, key: str) -> Path:
-        """Returns the path of a request's file."""
         return self.directory / f"request-{key}.json"
 
     def requests(self, profiler: str) -> list[tuple[str, Request]]:
@@ -113,11 +112,9 @@ class Plans:
         return [(key, request) for key, request in found if request is not None and request.profiler == profiler]
 
     def forward(self, key: str, request: Request) -> None:
-        """Forwards a request to rank 0."""
         create_once(self.request_path(key), json_bytes(request))
 
     def report_unable(self, number: int, rank: int, reason: str) -> None:
-        """Reports that a rank cannot follow a plan."""
         create_once(self.directory / f"unable-{number}-{rank}.json", json_bytes(reason))
 
     def unable(self, number: int) -> dict[int, str]:

@@ -59,14 +59,13 @@ static void *map_anonymous(void *at, size_t bytes) {
 static bool ring_back(Ring *r, uint64_t end) {
     uint64_t from = r->backed, to = (end + BACKED_SLOTS + PAGE_SLOTS - 1) & ~(uint64_t)(PAGE_SLOTS - 1);
     if (to > r->backed_end) to = r->backed_end;
-    int fd = r->anonymous ? -1 : ring_file(r->index, 0), refused = fd < 0 ? errno : 0;
+    int fd = r->anonymous ? -1 : ring_file(r->index, 0);
     while (from < to) {
         uint64_t at = from & r->mask, n = to - from < r->mask + 1 - at ? to - from : r->mask + 1 - at;
         bool reserved = fd >= 0        ? file_reserve(fd, HEADER + at * sizeof(Event), n * sizeof(Event))
                         : r->anonymous ? false
                                        : populate(&r->data[at], n * sizeof(Event));
         if (!reserved) {
-            if (refused && control_joined()) control_deny(refused);
             /* The process that drains the rings of one that joined sees their files only. */
             if (control_joined() || map_anonymous(&r->data[at], n * sizeof(Event)) == MAP_FAILED) break;
             if (!r->anonymous) count_one(&g_counts.rings_failed);
@@ -84,7 +83,6 @@ static Ring *ring_new(uint32_t limit) {
     if (index >= limit || index >= MAX_RINGS) return NULL;
     size_t bytes = HEADER + ring_slots * sizeof(Event);
     int fd = ring_file(index, O_CREAT | O_EXCL);
-    if (fd < 0 && control_joined()) control_deny(errno);
     bool reserved = fd >= 0 && ftruncate(fd, (off_t)bytes) == 0 && file_reserve(fd, 0, HEADER);
     void *map = reserved           ? mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0)
                 : control_joined() ? MAP_FAILED
@@ -209,27 +207,6 @@ Ring *ring_lend(uint32_t track, int64_t tid) {
     if (r) assign_ring(r, track, tid);
     pthread_mutex_unlock(&lock);
     return r;
-}
-
-/* A process of root that joins may change its user, and cannot create files in the session then: the first thread that
- * records after that has this ring. */
-static void ring_spare(void) {
-    pthread_mutex_lock(&lock);
-    Ring *r = ring_new(1);
-    if (r) release_ring(r);
-    pthread_mutex_unlock(&lock);
-}
-
-/* Whether no thread has had a ring; there is none any more then. Under the lock. */
-static bool ring_unmake_spare(void) {
-    Ring *r = atomic_load(&ring_count) == 1 ? rings[0] : NULL;
-    if (r && r->idle && !r->header->assigned) {
-        munmap(r->header, HEADER + (r->mask + 1) * sizeof(Event));
-        free(r);
-        idle_count = 0;
-        atomic_store(&ring_count, 0);
-    }
-    return atomic_load(&ring_count) == 0;
 }
 
 void ring_return(Ring *ring, Ring *marks) {
@@ -468,7 +445,6 @@ static bool session_begin(const char *path, unsigned long slots, unsigned int ri
     ring_slots = slots;
     max_rings = rings_wanted;
     atomic_store_explicit(&session_open, 1, memory_order_release);
-    if (session && geteuid() == 0) ring_spare();
     return true;
 }
 
@@ -491,7 +467,7 @@ PyObject *ring_py_open(PyObject *self, PyObject *args) {
 /* False if a thread has recorded: what it has is the session's, and so are its ring and stack. */
 PyObject *ring_py_detach(PyObject *self, PyObject *unused) {
     pthread_mutex_lock(&lock);
-    bool detached = control_joined() && ring_unmake_spare();
+    bool detached = control_joined() && atomic_load(&ring_count) == 0;
     if (detached) atomic_store(&session_open, 0);
     pthread_mutex_unlock(&lock);
     if (detached) {

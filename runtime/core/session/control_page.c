@@ -135,28 +135,12 @@ PyObject *control_py_joins(PyObject *self, PyObject *unused) { return PyLong_Fro
 
 void control_refuse(void) { count_one(&g_control.refused[(unsigned)getpid() % REFUSED]); }
 
-/* On the main thread, between two byte codes: who has called ring_new() may hold locks, or not hold the GIL. */
-static int warn_denied(void *error) {
-    PyObject *module = PyImport_ImportModule("stepscope.runtime.lifecycle.join");
-    PyObject *reported = module ? PyObject_CallMethod(module, "warn_denied", "i", (int)(intptr_t)error) : NULL;
-    if (!reported) PyErr_WriteUnraisable(module);
-    Py_XDECREF(reported);
-    Py_XDECREF(module);
-    return 0;
-}
-
-void control_deny(int error) {
-    static atomic_bool reported;
-    atomic_store(&g_control.denied[(unsigned)getpid() % REFUSED], (unsigned char)error);
-    if (!atomic_exchange(&reported, true)) Py_AddPendingCall(warn_denied, (void *)(intptr_t)error);
-}
-
 PyObject *control_py_read_refused(PyObject *self, PyObject *pid) {
     unsigned long at = PyLong_AsUnsignedLong(pid) % REFUSED;
     if (PyErr_Occurred()) return NULL;
     uint64_t now = atomic_load(&g_control.refused[at]), more = now > refused_read[at] ? now - refused_read[at] : 0;
     refused_read[at] += more;
-    return Py_BuildValue("Ki", (unsigned long long)more, (int)atomic_load(&g_control.denied[at]));
+    return PyLong_FromUnsignedLongLong(more);
 }
 
 /* For recovery, if this process is killed. */

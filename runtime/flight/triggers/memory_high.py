@@ -10,7 +10,7 @@ import os
 import resource
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import msgspec
 
@@ -37,7 +37,6 @@ class Usage(msgspec.Struct, frozen=True):
 
     @property
     def share(self) -> float:
-        """Used share of the limit."""
         return self.used / self.limit
 
 
@@ -91,6 +90,8 @@ class MemoryHigh(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True)
         TypeError: if `device` cannot be called.
     """
 
+    name: ClassVar[str] = "memory_high"
+
     __unchecked__ = ("device",)
 
     share: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.9
@@ -102,11 +103,6 @@ class MemoryHigh(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True)
     program does, so the function may be slow."""
     interval: Annotated[float, msgspec.Meta(ge=0)] = 0.5
     """Seconds from one look to the next."""
-
-    @property
-    def name(self) -> str:
-        """`memory_high`."""
-        return "memory_high"
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 import numpy as np
 
@@ -19,13 +20,10 @@ class NotFinite(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
     or a tensor of several, is counted as an argument that could not be read, and fires nothing.
     """
 
+    name: ClassVar[str] = "not_finite"
+
     counters: tuple[str, ...] = ()
     """Names of those to watch; none means all."""
-
-    @property
-    def name(self) -> str:
-        """`not_finite`."""
-        return "not_finite"
 
     def evaluator(self) -> Evaluator:
         """Knows which counters are not finite now."""

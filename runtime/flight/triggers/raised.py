@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from stepscope.runtime.flight.triggers.trigger import Evaluator, FindsNothing
 from stepscope.runtime.settings.arguments import got
 from stepscope.runtime.settings.checked import Checked
@@ -14,15 +16,12 @@ class Raised(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
         TypeError: if `only` holds something else than exception types.
     """
 
+    name: ClassVar[str] = "raised"
+
     __unchecked__ = ("only",)
 
     only: tuple[type[BaseException], ...] = (Exception,)
     """Types that count; the default leaves out KeyboardInterrupt and SystemExit."""
-
-    @property
-    def name(self) -> str:
-        """`raised`."""
-        return "raised"
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -2,19 +2,41 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
-from typing import Annotated
+from math import ceil
+from typing import Annotated, ClassVar
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from stepscope.runtime.display.text_table import human_number
-from stepscope.runtime.flight.triggers.quantile import RunningQuantile
 from stepscope.runtime.flight.triggers.trigger import Evaluator, Finding, News
 from stepscope.runtime.settings.checked import Checked
 
+MEMORY = 512
+"""Number of times that count: the quantile follows a run whose steps become longer or shorter."""
 _TOGETHER = 64
 """Steps that are compared with one quantile, before they are added to it."""
+
+
+class RunningQuantile:
+    """The quantiles of the last `MEMORY` times."""
+
+    def __init__(self) -> None:
+        self._times: deque[int] = deque(maxlen=MEMORY)
+        self.count = 0
+        """Times added."""
+
+    def add(self, times: NDArray[np.int64]) -> None:
+        """Adds times in ns."""
+        self._times.extend(times[-MEMORY:].tolist())
+        self.count += len(times)
+
+    def at(self, quantile: float) -> int:
+        """The time in ns that this share of the times does not exceed; 0 before any was added."""
+        return sorted(self._times)[ceil(quantile * len(self._times)) - 1] if self._times else 0
 
 
 class SlowStep(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -24,6 +46,8 @@ class SlowStep(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
         ValueError: for a value out of its range; names the field.
     """
 
+    name: ClassVar[str] = "slow_step"
+
     factor: Annotated[float, msgspec.Meta(ge=1)] = 1.5
     """How many times the usual a step must take to be slow."""
     quantile: Annotated[float, msgspec.Meta(gt=0, lt=1)] = 0.95
@@ -32,11 +56,6 @@ class SlowStep(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Steps that are only learned from, from the beginning of the run on; the first ones compile and fill caches."""
     least: Annotated[float, msgspec.Meta(ge=0)] = 0.001
     """Seconds; no shorter step is slow."""
-
-    @property
-    def name(self) -> str:
-        """`slow_step`."""
-        return "slow_step"
 
     def evaluator(self) -> Evaluator:
         """Learns from the first `warmup` steps, then compares."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import msgspec
 
 from stepscope.runtime.display.text_table import human_number
-from stepscope.runtime.flight.triggers.quantile import RunningQuantile
+from stepscope.runtime.flight.triggers.slow_step import RunningQuantile
 from stepscope.runtime.flight.triggers.trigger import Evaluator, Finding, News
 from stepscope.runtime.settings.checked import Checked
 
@@ -23,6 +23,8 @@ class Stalled(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
         ValueError: for a value out of its range; names the field.
     """
 
+    name: ClassVar[str] = "stalled"
+
     factor: Annotated[float, msgspec.Meta(ge=1)] = 10.0
     """How many times the usual a step must last to be a stall."""
     quantile: Annotated[float, msgspec.Meta(gt=0, lt=1)] = 0.95
@@ -31,11 +33,6 @@ class Stalled(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Seconds; no shorter step is a stall. Saving a checkpoint, say, may take its time."""
     warmup: Annotated[int, msgspec.Meta(ge=1)] = 3
     """Steps that must have ended before one can be a stall: loading and compiling come first."""
-
-    @property
-    def name(self) -> str:
-        """`stalled`."""
-        return "stalled"
 
     def evaluator(self) -> Evaluator:
         """Learns from every step that ends."""

@@ -36,7 +36,7 @@ from stepscope.runtime.lifecycle.output_directory import Output
 from stepscope.runtime.options import SIGNALS, Options
 from stepscope.runtime.profiler import Profiler
 from stepscope.runtime.schedule.action import ProfilerAction
-from stepscope.runtime.schedule.schedule import Never
+from stepscope.runtime.schedule.schedule import never
 from stepscope.runtime.session.job import local_world_size, rank_from_environment
 from stepscope.runtime.threads.background_call import start
 from stepscope.runtime.threads.native_threads import Event, Thread
@@ -160,7 +160,7 @@ class TracedProgram(msgspec.Struct, frozen=True):
         steps = self.profiler.statistics().steps if self.profiler.keep_last is None else 0
         if steps:
             on_request = any(window.state == "running" for window in self.profiler.armed())
-            self.profiler.replace_schedule(Never() if on_request else self._until_next_step)
+            self.profiler.replace_schedule(never if on_request else self._until_next_step)
             self.profiler.abort(reason=f"--duration {seconds:g} is over")
         else:  # no step may ever come, or its border matters to no window
             self.watch.forget()

@@ -47,8 +47,6 @@ def test_windows_are_left_out_whole_and_counted(output_dir: Path) -> None:
     assert len(exporter.windows) == profiler.statistics().windows
     # Each window is whole: none begins in the middle of one that was left out.
     assert [len(window.steps) for window in exporter.windows[:-1]] == [2] * (len(exporter.windows) - 1)
-    notes = [note for window in exporter.windows for note in window.diagnostics if "left out" in note]
-    assert notes == [f"{left_out:,} windows before it were left out: windows began faster than they could be sorted"]
     assert f"{left_out:,} windows: windows began faster" in str(profiler.report())
     assert exporter.run is not None and exporter.run.ledger().windows_left_out == left_out
     assert profiler.audit() == ()

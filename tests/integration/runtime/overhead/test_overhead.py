@@ -77,7 +77,6 @@ def test_an_absurd_load_ends_with_step_marks_and_everything_is_accounted_for(out
     assert isinstance(measured, float) and measured > 0.01 == arguments[0]["budget %"]
     assert memory.names(kind=Kind.COUNTER).count("overhead %") >= len(changes)
     assert any("detail lowered to 'step marks only'" in note for note in window.diagnostics)
-    assert window.metadata["overhead"]["lowered"][-1]["detail"] == "step marks only"
     report = str(profiler.report())
     assert "budget 0.01%" in report and "detail now 'step marks only'" in report and "left out" in report
     assert all(source.balanced() for source in window.ledger.sources.values())
