@@ -25,7 +25,7 @@ from stepscope.collector.live.views import NatsView
 from stepscope.collector.memory_budget import MemoryBudget
 from stepscope.collector.nats.consumer import Retries
 from stepscope.collector.nats.leases import Leases, room, surplus
-from stepscope.collector.nats.partition import GAP_SECONDS, Partition, Session
+from stepscope.collector.nats.partition import Partition, Session
 from stepscope.collector.nats.roster import NatsProcess, Roster
 from stepscope.exporters.nats import layout
 from stepscope.exporters.nats.connection import connect
@@ -64,7 +64,6 @@ class NatsSource:
     Args:
         bound: bounds the bytes of messages in memory.
         lease_seconds: time after which a lease expires that is not renewed, if this collector creates the bucket of leases.
-        gap_seconds: seconds without a message of the exporter until frames that JetStream never had count as lost.
     """
 
     def __init__(
@@ -79,11 +78,10 @@ class NatsSource:
         *,
         limits: NatsLimits | None = None,
         lease_seconds: float = layout.LEASE_SECONDS,
-        gap_seconds: float = GAP_SECONDS,
     ) -> None:
         self._servers, self._names, self._store, self._streams, self._audit = servers, names, store, streams, audit
         self._bound, self._clock, self._limits = bound, clock, limits or NatsLimits()
-        self._lease_seconds, self._gap_seconds = lease_seconds, gap_seconds
+        self._lease_seconds = lease_seconds
         self._retries = Retries(f"NATS at {servers}")
         self._clients: list[Client] = []
         self._partitions: dict[int, Partition] = {}
@@ -154,7 +152,7 @@ class NatsSource:
             await layout.answer(live, names.live, partial(self._hear, roster))
             session = Session(
                 client, jetstream, names, roster, self._store, self._streams, self._bound, self._retries, self._refuse,
-                self._note_stream, self._gap_seconds,
+                self._note_stream,
             )  # fmt: skip
             while not (client.is_closed or live.is_closed):
                 try:

@@ -285,8 +285,12 @@ class Transport(ABC):
             self._fail(error[:500], refused=refused)
             if self._frames > before:
                 backoff.reset()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(backoff.longest_delay() if refused else backoff.delay()):
-                    await self._retry_now.wait()
-                    self._retry_now.clear()
-                    backoff.reset()
+            await self._pause(backoff, backoff.longest_delay() if refused else backoff.delay())
+
+    async def _pause(self, backoff: Backoff, seconds: float) -> None:
+        """Waits before another attempt, unless the run ends: then that comes at once, and others soon."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._retry_now.wait()
+                self._retry_now.clear()
+                backoff.reset()

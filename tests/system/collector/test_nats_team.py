@@ -321,8 +321,8 @@ async def test_what_jetstream_has_no_more_is_in_the_directory_before(server: Nat
             await poll(lambda: one.next(publisher.stream) == 5)
         await context.delete_msg(NAMES.stream, first)
         async with ingesting(directories[1], server.url) as other:
-            await publisher.publish(5, 5, oldest=5)
-            await publisher.end(10, oldest=5)
+            await publisher.publish(5, 5)
+            await publisher.end(10)
             await poll(lambda: other.ended(publisher.stream))
     journals = [directory / "streams" / publisher.stream / "journal" for directory in directories]
     assert frame_numbers(journals[0]) == list(range(5))
