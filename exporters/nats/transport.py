@@ -26,6 +26,9 @@ from stepscope.runtime.loop_threads.ending_tasks import end_tasks
 
 log = logging.getLogger("stepscope")
 
+HELLO_SECONDS = 5.0
+"""Between two `Hello`s before summaries, by which collectors know whose these are."""
+
 
 class NatsTransport(Transport):
     """A connection to NATS, which its client makes again when it is lost; publishes until all is stored."""
@@ -133,11 +136,16 @@ class NatsTransport(Transport):
                 delay = self._settings.longest_delay
 
     async def _publish_summaries(self, client: Client, subject: str) -> None:
-        """Publishes summaries as they come. While the connection is lost they wait, and the oldest are dropped."""
+        """Publishes summaries as they come, and `Hello` before them. While the connection is lost they wait, and the oldest are dropped."""
+        clock = asyncio.get_running_loop().time
+        due = 0.0
         while True:
             self._summarized.clear()
             while client.is_connected and (summary := self._next_summary()) is not None:
                 try:
+                    if clock() >= due:
+                        await client.publish(subject, protocol.encode(self._feed.hello()))
+                        due = clock() + HELLO_SECONDS
                     await client.publish(subject, summary)
                 except NatsError as error:
                     await self._note_error(error)
