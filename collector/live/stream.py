@@ -20,6 +20,7 @@ from stepscope.exporters.stream.step_summary import STEP_BYTES, Shares, StepTime
 from stepscope.runtime.accounting.ledger import Ledger
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.records import CapRecord, ClockSync, RunRecord, decode_record
+from stepscope.runtime.windows.step_facts import Facts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -98,6 +99,14 @@ class Amounts(msgspec.Struct, frozen=True):
 
     def _each(self, other: Amounts, of: Callable[[int, int], int]) -> Amounts:
         return Amounts(*map(of, msgspec.structs.astuple(self), msgspec.structs.astuple(other)))
+
+
+class JudgedSummary(msgspec.Struct):
+    """Facts of steps, for verdicts."""
+
+    summary: StepSummary
+    facts: Facts | None = None
+    """Its facts, as long as they are judged."""
 
 
 class Process(Protocol):
@@ -201,7 +210,7 @@ class Stream:
         """Of its file."""
         self.windows = StreamWindows()
         self.steps = StepTimes()
-        self.summaries: deque[StepSummary] = deque(maxlen=MAX_SUMMARIES)
+        self.summaries: deque[JudgedSummary] = deque(maxlen=MAX_SUMMARIES)
         """The newest, the latest last."""
         self.sends_summaries = False
         """Whether steps come in summaries, so that those among the frames are not read as long as any come."""
@@ -270,10 +279,10 @@ class Stream:
             return
         self._kept_until = steps[-1].end
         self.shares = shares_of(summary, steps)
-        self.summaries.append(summary)
+        self.summaries.append(JudgedSummary(summary))
         self._summary_steps += count_steps(summary)
         while self._summary_steps > MAX_STEPS and len(self.summaries) > 1:
-            self._summary_steps -= count_steps(self.summaries.popleft())
+            self._summary_steps -= count_steps(self.summaries.popleft().summary)
 
     def add_shared_summary(self, summary: StepSummary) -> None:
         """Adds facts of new steps that all collectors of the team get."""
@@ -291,7 +300,7 @@ class Stream:
         if not self.restoring:
             return
         self.restoring = False
-        came = list(self.summaries)
+        came = [each.summary for each in self.summaries]
         self.summaries.clear()
         self._summary_steps, self._kept_until = 0, NEVER
         self.steps_at = self.steps_at or self.seen

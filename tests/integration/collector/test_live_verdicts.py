@@ -465,4 +465,4 @@ def test_facts_that_a_journal_has_twice_are_judged_once() -> None:
         stream.add_summary(one)
     stream.finish_restoring()
     stream.add_summary(summary([STEP] * 40, first=130))
-    assert facts_of(stream.summaries)["step"].tolist() == [*range(10, 170)]
+    assert facts_of([each.summary for each in stream.summaries])["step"].tolist() == [*range(10, 170)]
