@@ -17,9 +17,9 @@ from stepscope.collector.runs.job import job_of
 from stepscope.collector.runs.windows import MOST_ACCOUNT, StreamWindows, losses
 from stepscope.exporters.stream.protocol import MAX_HEADER, MAX_SUMMARY_STEPS, StepSummary
 from stepscope.exporters.stream.step_summary import STEP_BYTES, Shares, StepTime, count_steps, shares_of, steps_in
-from stepscope.runtime.accounting.ledger import Ledger
+from stepscope.runtime.accounting.ledger import MAX_COUNT, Ledger
 from stepscope.runtime.journal import format as fmt
-from stepscope.runtime.journal.records import CapRecord, ClockSync, RunRecord, decode_record
+from stepscope.runtime.journal.records import CapRecord, ClockSync, EndRecord, RunRecord, decode_record
 from stepscope.runtime.windows.step_facts import Facts
 
 if TYPE_CHECKING:
@@ -206,6 +206,10 @@ class Stream:
         self.events = self.missing = 0
         self.undecodable = 0
         """Frames that make no sense, or are larger than any that an exporter makes: they are not shown."""
+        self.left_out_steps = 0
+        """Steps that are in no summary, as there were too many."""
+        self.left_out_records = 0
+        """Records of its journal, other than events, that were left out. Known at its end."""
         self.bytes = fmt.FILE_HEADER.size
         """Of its file."""
         self.windows = StreamWindows()
@@ -263,6 +267,7 @@ class Stream:
     def add_summary(self, summary: StepSummary) -> None:
         """Adds facts of new steps."""
         self.seen = self.heard_at = time.monotonic()
+        self.left_out_steps = min(self.left_out_steps + summary.left_out, MAX_COUNT)
         steps = steps_in(summary)
         if not steps:
             return
@@ -424,6 +429,8 @@ class Stream:
             case fmt.FrameType.END:
                 self.ended = True
                 self.windows.ended()
+                end: EndRecord | None = decode_record(kind, bytes(payload))
+                self.left_out_records = 0 if end is None else end.records_left_out
             case _:
                 pass
 

@@ -16,7 +16,7 @@ from stepscope.collector.clocks.server_clock import LatestClock
 from stepscope.collector.downloads.downloads import Downloads
 from stepscope.collector.files.store import Store
 from stepscope.collector.live import streams as live_streams
-from stepscope.collector.live.live import Live
+from stepscope.collector.live.live import Live, start_views
 from stepscope.collector.live.startup_recovery import StartupRecovery
 from stepscope.collector.live.step_times import BUCKETS, RECENT, History, StepTimes
 from stepscope.collector.live.stream import Rate, Stream
@@ -25,8 +25,8 @@ from stepscope.collector.runs.evicted import Evicted
 from stepscope.collector.settings import CollectorSettings
 from stepscope.collector.web.charts import Charts
 from stepscope.collector.web.live_events import INTERVAL, LiveEvents
-from stepscope.exporters.stream.protocol import Hello
-from stepscope.runtime.accounting.ledger import Ledger, SourceLedger
+from stepscope.exporters.stream.protocol import Hello, StepSummary
+from stepscope.runtime.accounting.ledger import MAX_COUNT, Ledger, SourceLedger
 from stepscope.runtime.events.clock import ClockAnchor
 from stepscope.runtime.events.record import EventBatch, Kind, empty_block
 from stepscope.runtime.journal import format as fmt
@@ -243,6 +243,18 @@ def test_round_trips_that_make_no_sense(samples: list[ClockSync]) -> None:
         latest.add(sample)
         assert abs(latest.offset_ns) < 1 << 62
         assert latest.bound_ns is None or latest.bound_ns >= 0
+
+
+def test_what_a_rank_left_out_is_counted() -> None:
+    """Steps without facts by its summaries, and records by its end. However much it claims, the sum is a number."""
+    stream = Stream("1" * 32, run_of())
+    for _ in range(3):
+        stream.add_summary(StepSummary(0, 0, (1 << 62) - 1, [], b""))
+    stream.add_frames([record_frame(fmt.FrameType.END, EndRecord(records_left_out=6))], 100, 1)
+    rank = live_streams.Rank("rank")
+    rank.add(stream)
+    (view,) = start_views(rank, 0.0)
+    assert (view.left_out_steps, view.left_out_records) == (MAX_COUNT, 6)
 
 
 def test_evicted_segments_are_counted() -> None:
