@@ -65,7 +65,7 @@ class NatsTransport(Transport):
         self._summarized.set()
 
     async def _connection(self) -> None:
-        hello = self._feed.hello()
+        hello = self._feed.hello
         names = self._names.of(hello.run, hello.stream)
         client = await connect(
             self._servers,
@@ -111,7 +111,7 @@ class NatsTransport(Transport):
 
     async def _greet(self, jetstream: JetStreamContext, names: StreamNames) -> None:
         """Sends `Hello`, and continues where JetStream's last message of it ends."""
-        await layout.put(jetstream, self._names.hellos, names.key, protocol.encode(self._feed.hello()))
+        await layout.put(jetstream, self._names.hellos, names.key, protocol.encode(self._feed.hello))
         stored = await layout.stored_before(jetstream, self._names, names.frames)
         self._shipper.resume(max(stored, self._shipper.confirmed.number))
 
@@ -129,7 +129,7 @@ class NatsTransport(Transport):
         while True:
             await asyncio.sleep(delay)
             try:
-                await layout.put(jetstream, self._names.hellos, key, protocol.encode(self._feed.hello()))
+                await layout.put(jetstream, self._names.hellos, key, protocol.encode(self._feed.hello))
                 delay = layout.HELLO_SPARE / 2
             except (NatsError, TimeoutError) as error:
                 await self._note_error(error)
@@ -144,7 +144,7 @@ class NatsTransport(Transport):
             while client.is_connected and (summary := self._next_summary()) is not None:
                 try:
                     if clock() >= due:
-                        await client.publish(subject, protocol.encode(self._feed.hello()))
+                        await client.publish(subject, protocol.encode(self._feed.hello))
                         due = clock() + HELLO_SECONDS
                     await client.publish(subject, summary)
                 except NatsError as error:

@@ -85,8 +85,8 @@ class Feed(NamedTuple):
 
     shipper: Shipper
     """Reads the frames that are to be sent."""
-    hello: Callable[[], protocol.Hello]
-    """Makes the first message, which says which stream this is."""
+    hello: protocol.Hello
+    """The first message, which says which stream this is."""
     synced: Callable[[ClockSync], object] = lambda _: None
     """Called with each comparison of the clocks."""
     limit_segments: Callable[[int], object] = lambda _: None

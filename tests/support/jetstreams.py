@@ -38,9 +38,9 @@ class Publisher:
         self.stream = stream or uuid.uuid4().hex
         self.names = names.of(RUN, self.stream)
 
-    async def begin(self, oldest: int = 0) -> protocol.Hello:
+    async def begin(self) -> protocol.Hello:
         """Says which stream this is."""
-        said = hello(oldest, self.stream)
+        said = hello(self.stream)
         await layout.put(self.jetstream, self.team.hellos, self.names.key, said)
         header, _ = protocol.decode(said)
         assert isinstance(header, protocol.Hello)

@@ -88,7 +88,7 @@ class Rank:
         await self._client.publish(self._names.live, protocol.encode(summary))
 
     def _hello(self) -> bytes:
-        return protocol.encode(protocol.Hello(self.stream, SYNC, 0, self._run))
+        return protocol.encode(protocol.Hello(self.stream, SYNC, self._run))
 
     async def _publish(self, frames: Sequence[tuple[int, bytes]]) -> None:
         data = b"".join(

@@ -76,7 +76,7 @@ async def test_what_is_malformed_ends_a_connection(tmp_path: Path, message: byte
         hello(stream="../../../../../tmp/evil-000000000"),
         hello(stream="a" * 32 + "\n"),
         hello(sync=b"\xf5abcd"),
-        hello(oldest=-1),
+        hello(control=-1),
         protocol.encode(protocol.Ping(1)),
     ],
 )

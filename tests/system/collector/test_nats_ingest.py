@@ -168,7 +168,7 @@ async def test_a_stream_that_cannot_be_written_keeps_no_other_from_it(server: Na
     collecting = Collecting(tmp_path)
     async with publishing(server) as publisher:
         unknown, foreign = publisher.another(), publisher.another()
-        await layout.put(publisher.jetstream, publisher.team.hellos, foreign.names.key, hello(0, unknown.stream))
+        await layout.put(publisher.jetstream, publisher.team.hellos, foreign.names.key, hello(unknown.stream))
         for one in (unknown, foreign):
             await one.publish(0, 5)
         await publisher.begin()

@@ -260,7 +260,7 @@ async def test_what_is_no_command_or_no_answer(server: NatsServer, tmp_path: Pat
     await exporter.open(msgspec.structs.replace(run_in(tmp_path), control=control))
     async with connected(server.url) as client:
         publisher = Publisher(layout.jetstream(client), stream=exporter.stream)
-        process = NatsProcess(client, publisher.names, protocol.Hello(exporter.stream, SYNC, 0, RUN))
+        process = NatsProcess(client, publisher.names, protocol.Hello(exporter.stream, SYNC, RUN))
         await poll(lambda: (found := exporter.statistics()) and found.confirmed)
         for message in (b"", protocol.encode(protocol.Ack(1))):
             await client.publish(publisher.names.orders, message)
@@ -296,7 +296,7 @@ async def test_summaries_come_while_frames_wait(server: NatsServer, tmp_path: Pa
         await client.flush()
         transport = NatsTransport(
             Servers(server.url), NAMES, NatsLimits(), QUICK,
-            Feed(shipper, lambda: protocol.Hello(head.stream, head.sync, 0, head.run)),
+            Feed(shipper, protocol.Hello(head.stream, head.sync, head.run)),
         )  # fmt: skip
         transport.summarize(summary(1))
         transport.start()

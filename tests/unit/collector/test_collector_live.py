@@ -114,7 +114,7 @@ async def test_live_and_read_again_are_the_same(tmp_path: Path) -> None:
         path.write_bytes(fmt.encode_file_header(sync_word) + b"".join(data[:cut]))
         restoring = StartupRecovery(store, streams)
         restoring.look()
-        with streams.connected(Hello("a" * 32, sync_word, 0, run_of()), CONNECTION) as stream:
+        with streams.connected(Hello("a" * 32, sync_word, run_of()), CONNECTION) as stream:
             assert stream.restoring
             task = asyncio.create_task(restoring.run())
             for number in range(cut, len(frames)):

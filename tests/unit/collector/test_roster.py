@@ -24,7 +24,7 @@ def test_one_job_does_not_displace_the_others(monkeypatch: pytest.MonkeyPatch) -
     def say(number: int, job: str) -> str:
         run, stream = msgspec.structs.replace(RUN, job=job), f"{number:032x}"
         key = names.of(run, stream).key
-        known.add(key, protocol.Hello(stream, SYNC, 0, run))
+        known.add(key, protocol.Hello(stream, SYNC, run))
         assert known.processes[key].hello.stream == stream
         return key
 

@@ -81,7 +81,7 @@ def test_fields_that_are_added_later_are_ignored(header: protocol.Header) -> Non
 def test_every_run_fits_a_header() -> None:
     """However its name and host were made."""
     run = RunRecord(name="\U0001f600" * 100_000, anchor=ClockAnchor(0, 0, 0), host="h" * 100_000)
-    hello = protocol.Hello("0" * 32, b"\xf5abc", 0, protocol.short(run))
+    hello = protocol.Hello("0" * 32, b"\xf5abc", protocol.short(run))
     assert len(protocol.encode(hello)) < protocol.MAX_HEADER // 8
 
 
