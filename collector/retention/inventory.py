@@ -16,7 +16,7 @@ from stepscope.collector.runs.windows import Mark, Steps
 from stepscope.exporters.stream.shipper import has_end
 from stepscope.runtime.journal.format import decode_events_header
 from stepscope.runtime.journal.frame_reader import FrameReader
-from stepscope.runtime.journal.index import WindowRow, read_index, scan
+from stepscope.runtime.journal.index import read_index, scan
 from stepscope.runtime.journal.records import RunRecord
 
 Isolated = Callable[[str, Callable[[], object]], object]

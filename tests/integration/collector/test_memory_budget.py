@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from websockets.frames import Frame, Opcode
 
 from stepscope.collector.connection import Connection
 from stepscope.collector.errors import FullError

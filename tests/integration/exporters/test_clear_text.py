@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
-import json
 from collections.abc import AsyncGenerator
 from http import HTTPStatus
 from pathlib import Path
@@ -15,9 +13,7 @@ import pytest
 import stepscope as sc
 from stepscope.cli.main import main
 from stepscope.cli.network.collect import _exporter  # pyright: ignore[reportPrivateUsage]
-from stepscope.exporters.nats.exporter import NatsExporter
 from stepscope.exporters.specimens import batch_of, run_in, spans
-from stepscope.runtime.errors import OutputError
 from tests.support.basics import poll, require
 from tests.support.collectors import collecting, journals
 from tests.support.commands import stepscope

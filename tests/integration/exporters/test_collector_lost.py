@@ -95,7 +95,9 @@ async def test_what_a_lost_connection_raises_is_logged_once(tmp_path: Path) -> N
         server.transport.abort()
 
     async with websocket(vanish) as url:
-        link = WebSocketTransport(Address(url, None), LinkSettings(first_delay=30), None, Feed(shipper, said()))
+        link = WebSocketTransport(
+            Address(url, None), LinkSettings(first_delay=30), None, Feed(shipper, first_message())
+        )
         link.start()
         await poll(lambda: link.statistics().last_error)
         await link.close()
@@ -196,7 +198,7 @@ def test_the_way_into_nats_is_reported_as_options(tmp_path: Path) -> None:
     assert NatsAccess().options() == []
 
 
-def said() -> Hello:
+def first_message() -> Hello:
     """The first message of an exporter."""
     header, _ = protocol.decode(hello())
     assert isinstance(header, Hello)
@@ -207,7 +209,9 @@ class Stubborn(Transport):
     """A connection whose library makes an error of its own of a cancellation."""
 
     def __init__(self, shipper: Shipper) -> None:
-        super().__init__("nowhere", LinkSettings(first_delay=0.001, longest_delay=0.001), Feed(shipper, said()))
+        super().__init__(
+            "nowhere", LinkSettings(first_delay=0.001, longest_delay=0.001), Feed(shipper, first_message())
+        )
         self.swallowed = 0
 
     async def _connection(self) -> None:
