@@ -16,7 +16,7 @@ from stepscope.collector.runs.windows import Mark, Steps
 from stepscope.exporters.stream.shipper import has_end
 from stepscope.runtime.journal.format import decode_events_header
 from stepscope.runtime.journal.frame_reader import FrameReader
-from stepscope.runtime.journal.index import read_index, scan
+from stepscope.runtime.journal.index import WindowRow, read_index, scan
 from stepscope.runtime.journal.records import RunRecord
 
 Isolated = Callable[[str, Callable[[], object]], object]
@@ -106,6 +106,12 @@ class SegmentWindow(msgspec.Struct, frozen=True, gc=False):
     step_ns: float = 0.0
     """Mean duration of its steps."""
     steps: Steps | None = None
+
+    @classmethod
+    def of(cls, row: WindowRow) -> SegmentWindow:
+        """One that ended, with the time of the rank's clock."""
+        steps = (row.first_step, row.last_step) if row.steps > 0 else None
+        return cls(row.window, row.end_ns, (row.end_ns - row.start_ns) / max(row.steps, 1), steps)
 
     @property
     def mark(self) -> Mark:
