@@ -381,8 +381,9 @@ class Partition:
         if (info.num_ack_pending or 0) > len(self._unacknowledged):
             return False  # messages that were delivered and got lost are delivered again
         # The file may have been deleted, or have less than was acknowledged after a loss of power: everything is read again.
-        self._reads_again = not self._consumer.from_beginning
-        return self._consumer.from_beginning
+        self._reads_again = not self._consumer.from_beginning or file.next < intake.next
+        intake.next = min(intake.next, file.next)
+        return not self._reads_again
 
     async def _close(self, intake: _Intake) -> None:
         intake.file = intake.stream = None
