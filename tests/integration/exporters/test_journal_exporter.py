@@ -146,8 +146,8 @@ def test_facts_of_steps_that_are_left_out_count(tmp_path: Path) -> None:
         writer.add_facts(StepSummary(number, 0, 0, [], b""))
     writer.close()
     with JournalReader(writer.path) as reader:
-        assert not list(reader)
-    assert reader.end is not None and reader.end.records_left_out == writer.facts_left_out == 6
+        *_, end = reader
+    assert isinstance(end, records.EndRecord) and end.records_left_out == writer.facts_left_out == 6
 
 
 def test_a_million_steps_fit(tmp_path: Path) -> None:
