@@ -114,6 +114,7 @@ class NatsTransport(Transport):
         await layout.put(jetstream, self._names.hellos, names.key, protocol.encode(self._feed.hello))
         stored = await layout.stored_before(jetstream, self._names, names.frames)
         self._shipper.resume(max(stored, self._shipper.confirmed.number))
+        self._changed.set()  # that may have been all
 
     async def _request(self, client: Client, subject: str, ping: bytes) -> None:
         """Asks whichever collector takes the stream for its clock; perhaps none does now."""
