@@ -319,6 +319,8 @@ def _start(number: int, stream: Stream, now: float) -> StreamView:
         dropped=dict(stream.dropped),
         missing_frames=stream.missing,
         undecodable_frames=stream.undecodable,
+        left_out_steps=stream.left_out_steps,
+        left_out_records=stream.left_out_records,
         evicted_segments=len(stream.windows.evicted),
         evicted_events=stream.windows.discarded,
         evicted_bytes=stream.windows.discarded_bytes,

@@ -17,9 +17,10 @@ from stepscope.collector.runs.job import job_of
 from stepscope.collector.runs.windows import MOST_ACCOUNT, StreamWindows, losses
 from stepscope.exporters.stream.protocol import MAX_HEADER, MAX_SUMMARY_STEPS, StepSummary
 from stepscope.exporters.stream.step_summary import STEP_BYTES, Shares, StepTime, count_steps, shares_of, steps_in
-from stepscope.runtime.accounting.ledger import Ledger
+from stepscope.runtime.accounting.ledger import MAX_COUNT, Ledger
 from stepscope.runtime.journal import format as fmt
-from stepscope.runtime.journal.records import CapRecord, ClockSync, RunRecord, decode_record
+from stepscope.runtime.journal.records import CapRecord, ClockSync, EndRecord, RunRecord, decode_record
+from stepscope.runtime.windows.step_facts import Facts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -98,6 +99,14 @@ class Amounts(msgspec.Struct, frozen=True):
 
     def _each(self, other: Amounts, of: Callable[[int, int], int]) -> Amounts:
         return Amounts(*map(of, msgspec.structs.astuple(self), msgspec.structs.astuple(other)))
+
+
+class JudgedSummary(msgspec.Struct):
+    """Facts of steps, for verdicts."""
+
+    summary: StepSummary
+    facts: Facts | None = None
+    """Its facts, as long as they are judged."""
 
 
 class Process(Protocol):
@@ -197,11 +206,15 @@ class Stream:
         self.events = self.missing = 0
         self.undecodable = 0
         """Frames that make no sense, or are larger than any that an exporter makes: they are not shown."""
+        self.left_out_steps = 0
+        """Steps that are in no summary, as there were too many."""
+        self.left_out_records = 0
+        """Records of its journal, other than events, that were left out. Known at its end."""
         self.bytes = fmt.FILE_HEADER.size
         """Of its file."""
         self.windows = StreamWindows()
         self.steps = StepTimes()
-        self.summaries: deque[StepSummary] = deque(maxlen=MAX_SUMMARIES)
+        self.summaries: deque[JudgedSummary] = deque(maxlen=MAX_SUMMARIES)
         """The newest, the latest last."""
         self.sends_summaries = False
         """Whether steps come in summaries, so that those among the frames are not read as long as any come."""
@@ -254,6 +267,7 @@ class Stream:
     def add_summary(self, summary: StepSummary) -> None:
         """Adds facts of new steps."""
         self.seen = self.heard_at = time.monotonic()
+        self.left_out_steps = min(self.left_out_steps + summary.left_out, MAX_COUNT)
         steps = steps_in(summary)
         if not steps:
             return
@@ -270,10 +284,10 @@ class Stream:
             return
         self._kept_until = steps[-1].end
         self.shares = shares_of(summary, steps)
-        self.summaries.append(summary)
+        self.summaries.append(JudgedSummary(summary))
         self._summary_steps += count_steps(summary)
         while self._summary_steps > MAX_STEPS and len(self.summaries) > 1:
-            self._summary_steps -= count_steps(self.summaries.popleft())
+            self._summary_steps -= count_steps(self.summaries.popleft().summary)
 
     def add_shared_summary(self, summary: StepSummary) -> None:
         """Adds facts of new steps that all collectors of the team get."""
@@ -291,7 +305,7 @@ class Stream:
         if not self.restoring:
             return
         self.restoring = False
-        came = list(self.summaries)
+        came = [each.summary for each in self.summaries]
         self.summaries.clear()
         self._summary_steps, self._kept_until = 0, NEVER
         self.steps_at = self.steps_at or self.seen
@@ -415,6 +429,8 @@ class Stream:
             case fmt.FrameType.END:
                 self.ended = True
                 self.windows.ended()
+                end: EndRecord | None = decode_record(kind, bytes(payload))
+                self.left_out_records = 0 if end is None else end.records_left_out
             case _:
                 pass
 

@@ -108,8 +108,6 @@ class Streams:
         """Decodes the frames of all streams."""
         self.summary_lock = asyncio.Lock()
         """Held for one turn of the loop by the connection that brings a large summary."""
-        self.connections = 0
-        """Made so far."""
         self.connected_now = 0
         """Streams that have a connection."""
         self._looks_beyond = 2 * limit
@@ -133,7 +131,6 @@ class Streams:
             self.add(stream)
         stream.connection = connection
         stream.sends_summaries, stream.heard_at = hello.summaries, time.monotonic()
-        self.connections += 1
         self.connected_now += 1
         log.info("%s is connected: stream %s", _owner_text(stream.run), stream.id)
         try:

@@ -16,10 +16,9 @@ import numpy as np
 
 from stepscope.collector.live.step_times import median
 from stepscope.collector.live.stopped_steps import MOST_NAME, finding_of, running, stopped_of, without_late
-from stepscope.collector.live.stream import State, Stream
+from stepscope.collector.live.stream import JudgedSummary, State, Stream
 from stepscope.collector.live.streams import Streams
 from stepscope.collector.live.views import JobVerdict, LiveFinding
-from stepscope.exporters.stream.protocol import StepSummary
 from stepscope.exporters.stream.step_summary import facts_of
 from stepscope.runtime.display.text_table import printable, shorten
 from stepscope.runtime.journal.records import RunRecord
@@ -57,10 +56,8 @@ class LiveProcess(msgspec.Struct, frozen=True):
     """In the order of the steps, without the first ones of the run, which are not judged."""
 
 
-_Rank: TypeAlias = tuple[Stream, list[StepSummary]]
+_Rank: TypeAlias = tuple[Stream, list[JudgedSummary]]
 """A rank, and its newest summaries."""
-_Decoded: TypeAlias = dict[str, list[tuple[StepSummary, Facts]]]
-"""Summaries with their facts, the newest first, by the ids of streams."""
 Judge: TypeAlias = Callable[[Sequence[LiveProcess]], Sequence[LiveFinding]]
 """Says what is slow in a job, the most costly first. Called on a thread."""
 
@@ -75,8 +72,6 @@ class Verdicts:
         """Names of runs, and numbers of their ranks that hold the others up, by job."""
         self._failed: set[str] = set()
         """Jobs that could not be judged, which the log has."""
-        self._decoded: dict[str, _Decoded] = {}
-        """Facts that were made of the ranks that were compared last, by job."""
         self._stopped: dict[str, list[LiveFinding]] = {}
         """Of jobs of which some ranks, or all, end no more steps."""
         self._judged_at: dict[str, tuple[float, int]] = {}
@@ -116,17 +111,14 @@ class Verdicts:
     def _verdict(self, job: str, ranks: list[_Rank]) -> JobVerdict | None:
         """`None` if no rank has a step that can be judged. On a thread."""
         groups: list[list[LiveProcess]] = []
-        decoded: _Decoded = {}
         for members in _by_name(ranks, lambda one: one[0].run.name):
             processes: list[LiveProcess] = []
             for stream, summaries in _compared(members):
-                facts = self._facts(stream, summaries, decoded)
-                facts = judged_steps(facts)[-MAX_STEPS:]
+                facts = judged_steps(_facts(summaries))[-MAX_STEPS:]
                 if len(facts):
                     processes.append(LiveProcess(stream.run, facts))
             if processes:
                 groups.append(processes)
-        self._decoded[job] = decoded
         if not groups:
             return None
         found = [(members[0].run.name, finding) for members in groups for finding in self._judge(members)]
@@ -141,20 +133,6 @@ class Verdicts:
             ranks=sum(map(len, groups)),
             findings=[finding for _, finding in found],
         )
-
-    def _facts(self, stream: Stream, summaries: list[StepSummary], decoded: _Decoded) -> Facts:
-        """The facts of a rank's newest steps. Those of summaries that were judged before are not made again."""
-        judged = {id(summary): facts for summary, facts in self._decoded.get(stream.job, {}).get(stream.id, ())}
-        found: list[tuple[StepSummary, Facts]] = []
-        steps = 0
-        for summary in reversed(summaries):
-            facts = judged.get(id(summary))
-            found.append((summary, facts_of([summary]) if facts is None else facts))
-            steps += len(found[-1][1])
-            if steps >= MAX_STEPS:
-                break
-        decoded[stream.id] = found
-        return join_facts([facts for _, facts in reversed(found)])
 
     def _jobs(self) -> dict[str, list[Stream]]:
         """The jobs with further steps since the last time, with the ranks that are compared. Notes which ranks have stopped."""
@@ -176,7 +154,6 @@ class Verdicts:
         chosen = {job: compared[job] for job in latest if newest[job] != self._judged_at.get(job)}
         self._judged_at = {job: newest[job] for job in latest}
         self._failed &= set(latest)
-        self._decoded = {job: decoded for job, decoded in self._decoded.items() if job in latest}
         self._slow = {job: slow for job, slow in self._slow.items() if job in latest}
         return chosen
 
@@ -213,6 +190,19 @@ def judged_steps(facts: Facts) -> Facts:
     facts = facts[(facts["step"] >= FIRST_STEPS) & (facts["end"] > facts["begin"])]
     _, last = np.unique(facts["step"][::-1], return_index=True)
     return facts[len(facts) - 1 - last]
+
+
+def _facts(summaries: list[JudgedSummary]) -> Facts:
+    """The facts of a rank's newest steps. Each summary has its own as long as they are judged: to make them takes time."""
+    steps = 0
+    for each in reversed(summaries):
+        if steps >= MAX_STEPS:
+            each.facts = None
+            continue
+        if each.facts is None:
+            each.facts = facts_of([each.summary])
+        steps += len(each.facts)
+    return join_facts([each.facts for each in summaries if each.facts is not None])
 
 
 def _compared(ranks: list[_Rank]) -> list[_Rank]:

@@ -268,6 +268,10 @@ class StreamView(msgspec.Struct, frozen=True, kw_only=True):
     """Events lost, by who lost them and why."""
     missing_frames: int
     undecodable_frames: int
+    left_out_steps: int
+    """Steps of which it sent no facts, as there were too many."""
+    left_out_records: int
+    """Records other than events that its journal has not, such as facts of steps, for want of room or time. Known at its end."""
     evicted_segments: int
     """Segments of its file that were evicted to keep the files within the limit of the disk."""
     evicted_events: int

@@ -313,15 +313,8 @@ def _write(target: Path, parts: Sequence[_Part]) -> None:
 
 def _begins(reader: FrameReader, part: _Part, number: int) -> int:
     """Where the first frame begins that is not before this one."""
-    found = part.end
-
-    def look(_: bytes = b"") -> bool:
-        nonlocal found
-        at, its, _length = reader.head
+    while reader.skip():
+        at, its, _ = reader.head
         if its >= number:
-            found = min(found, at)
-        return True
-
-    while found == part.end and reader.next(look) is not None:
-        look()
-    return found
+            return at
+    return part.end

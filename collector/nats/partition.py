@@ -33,9 +33,6 @@ from stepscope.runtime.loop_threads.ending_tasks import finish
 
 log = logging.getLogger("stepscope.collector")
 
-GAP_SECONDS = 120.0
-"""Seconds after the last message of an exporter until frames that JetStream never had count as lost. An exporter publishes every few
-seconds as long as it is connected."""
 REFUSE_SECONDS = 300.0
 """Seconds for which messages of a stream without a valid `Hello` are delivered again. An exporter puts it before it publishes."""
 ACK_SECONDS = 10.0
@@ -43,10 +40,10 @@ ACK_SECONDS = 10.0
 INACTIVE_SECONDS = 86_400.0
 """Seconds after which JetStream deletes the consumer of a collector that does not come back."""
 MAX_UNACKNOWLEDGED = 1 << 15
-"""Messages of a partition that may be delivered and not acknowledged: those that wait for earlier ones of their streams, of which
-each has `layout.IN_FLIGHT` at most, or for a stream that cannot be written."""
+"""Messages of a partition that may be delivered and not acknowledged, such as those of streams that cannot be written."""
 MAX_WAITING = 128
-"""The same of a stream: as many as may be out of order, and a few more, so that streams that cannot be written keep no others back. Further ones are acknowledged, and are read again when the stream can be written."""
+"""The same of a stream, so that streams that cannot be written keep no others back. Further ones are acknowledged, and are read again when
+the stream can be written."""
 FETCH_COUNT = 256
 """Messages in one request."""
 MAX_LARGEST = 4
@@ -57,7 +54,7 @@ BUSY_SECONDS = 3.0
 """The same while messages wait to be delivered again, of any size: the request has memory then for which others may wait. Longer than
 `RETRY_SECONDS`: JetStream can lose a message that it delivers at the moment at which the request ends, for `ACK_SECONDS`."""
 RETRY_SECONDS = 1.0
-"""Seconds after which a message comes again that is out of order."""
+"""Seconds after which a message comes again that follows one which could not be written."""
 LOOK_SECONDS = 0.1
 """Between two looks for files to be closed."""
 STALE_SECONDS = 180.0
@@ -83,7 +80,6 @@ class Session(NamedTuple):
     """Called with the subject of a message that is left out, and the reason."""
     file_opened: Callable[[protocol.Hello], object] = lambda _: None
     """Called when the file of a stream is opened."""
-    gap_seconds: float = GAP_SECONDS
     silent_seconds: float = DIED_AFTER
     """Seconds without a message after which a stream counts as not connected, and its file is closed until the next one."""
     ack_seconds: float = ACK_SECONDS
@@ -124,8 +120,6 @@ class _Intake:
         """Forgets what was delivered, for a consumer that begins again."""
         self.waiting: dict[int, int] = {}
         """First frames of the messages that were delivered and not acknowledged, by their numbers in JetStream."""
-        self.stored_before = 0
-        """All frames before this number were stored, or are nowhere, according to the messages so far."""
 
     @property
     def what(self) -> str:
@@ -137,9 +131,9 @@ class Partition:
     """Takes a partition until it is cancelled. Each frame is written once and in order, also if JetStream delivers it again, or a
     process was killed.
 
-    A message is acknowledged when its frames are written. Messages that are out of order are returned to JetStream, which
-    delivers them again a second later. Frames count as lost only if JetStream, read from the beginning, does not have them, and the
-    exporter does not have them either, or nothing has come from it for `gap_seconds`.
+    A message is acknowledged when its frames are written. JetStream has the messages of a stream in the order of their frames; one that
+    follows a message that could not be written is returned, and is delivered again a second later. Frames count as lost if JetStream,
+    read from the beginning, does not have them.
 
     `session.retries` shows failures, which are tried again. A stream that cannot be written does not keep the others from it.
     """
@@ -160,8 +154,6 @@ class Partition:
         self._consumer = Consumer(session.client, session.jetstream, session.names.stream, config)
         self._unacknowledged: dict[int, float] = {}
         """When messages were delivered that are not acknowledged, by their numbers in JetStream."""
-        self._lost_contact = 0.0
-        """When JetStream did not answer last."""
         self._looks_at = 0.0
         """When to look next which files are to be closed."""
         self._reads_again = False
@@ -188,7 +180,6 @@ class Partition:
                         retries.succeed(what)
                         backoff.reset()
                 except (NatsError, TimeoutError) as error:
-                    self._lost_contact = asyncio.get_running_loop().time()
                     retries.fail(what, error)
                 finally:
                     self._release()
@@ -219,7 +210,6 @@ class Partition:
                 header, payload = protocol.decode(message.data)
                 if not isinstance(header, protocol.Frames):
                     raise FormatError(f"{type(header).__name__} is not for a stream")
-                layout.oldest(message.headers)
             except FormatError as error:
                 await self._terminate(message, error)
                 continue
@@ -288,7 +278,6 @@ class Partition:
             self._intakes[key] = _Intake(key)
         intake = self._intakes[key]
         for one in messages:
-            intake.stored_before = max(intake.stored_before, layout.oldest(one.message.headers))
             if one.message.metadata.num_delivered == 1:
                 intake.heard = asyncio.get_running_loop().time()
         remaining = list(messages)
@@ -355,7 +344,7 @@ class Partition:
     async def _write(
         self, intake: _Intake, process: NatsProcess, file: StreamFile, stream: Stream, one: _Message
     ) -> None:
-        """Writes a message, and acknowledges it. A message that the file has already is only acknowledged; one out of order is postponed."""
+        """Writes a message, and acknowledges it. A message that the file has already is only acknowledged; one that others must precede is postponed."""
         session, first = self._session, one.frames.first
         intake.waiting[one.number] = first
         if first > file.next and not await self._is_lost_before(intake, file, first):
@@ -380,10 +369,7 @@ class Partition:
         await self._acknowledge(one.message)
 
     async def _is_lost_before(self, intake: _Intake, file: StreamFile, first: int) -> bool:
-        """Whether the frames that are missing before this number will not come any more."""
-        if not (file.next or self._consumer.from_beginning):
-            self._reads_again = True  # the file was deleted
-            return False
+        """Whether the frames that are missing before this number will not come any more: JetStream has the messages of a stream in order."""
         # JetStream may have deleted messages that were to be delivered again.
         limit = asyncio.get_running_loop().time() - STALE_SECONDS
         for number in [number for number, at in self._unacknowledged.items() if at < limit]:
@@ -394,14 +380,10 @@ class Partition:
         info = await self._consumer.info()
         if (info.num_ack_pending or 0) > len(self._unacknowledged):
             return False  # messages that were delivered and got lost are delivered again
-        if intake.stored_before < first:
-            # No message says that they were stored: they may follow, or may not be published yet.
-            silent = asyncio.get_running_loop().time() - max(intake.heard, self._lost_contact)
-            if info.num_pending or silent < self._session.gap_seconds:
-                return False
-        # After a loss of power the file may have less than was acknowledged: everything is read again.
-        self._reads_again = not self._consumer.from_beginning
-        return self._consumer.from_beginning
+        # The file may have been deleted, or have less than was acknowledged after a loss of power: everything is read again.
+        self._reads_again = not self._consumer.from_beginning or file.next < intake.next
+        intake.next = min(intake.next, file.next)
+        return not self._reads_again
 
     async def _close(self, intake: _Intake) -> None:
         intake.file = intake.stream = None

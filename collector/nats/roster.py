@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 from collections import Counter
 from collections.abc import Callable
@@ -16,17 +15,10 @@ from nats.js.kv import KeyValue
 from stepscope.exporters.nats.names import Names, StreamNames
 from stepscope.exporters.stream import protocol
 from stepscope.runtime.errors import FormatError
-from stepscope.runtime.loop_threads.ending_tasks import end_tasks
 from stepscope.runtime.requests.command import Answer, Command
 
 MAX_PROCESSES = 1 << 15
-"""Processes that are known at once; of more, those that were looked up longest ago are forgotten, first of the jobs that have most."""
-MAX_SEARCHES = 256
-"""Processes that are looked up at once."""
-MAX_ABSENT = 4096
-"""Processes of which is known that they were not there a moment ago."""
-SEARCH_AGAIN_SECONDS = 5.0
-"""Until a process that was not there is looked up again."""
+"""Processes that are known at once; of more, those that are known for longest are forgotten, first of the jobs that have most."""
 _numbers = itertools.count(1)
 
 
@@ -65,8 +57,8 @@ class NatsProcess:
 
 
 class Roster:
-    """The streams of a team, looked up when something comes of them. Each has a `Hello`; of those that have ended it is known which
-    directory has them.
+    """The streams of a team. Each has a `Hello`, which its process publishes, and which is looked up when frames come of it; of those that
+    have ended it is known which directory has them.
 
     Args:
         hellos: the bucket of `Hello`s.
@@ -84,10 +76,7 @@ class Roster:
     ) -> None:
         self._client, self._names, self._hellos, self._ended, self._forgot = client, names, hellos, ended, forgot
         self.processes: dict[str, NatsProcess] = {}
-        """By the keys of their streams; those that were looked up last are last."""
-        self._searches: dict[str, asyncio.Task[None]] = {}
-        self._absent: dict[str, float] = {}
-        """Until when processes that were not there are not looked up."""
+        """By the keys of their streams; those that became known last are last."""
 
     async def process(self, key: str) -> NatsProcess:
         """The process of a stream. Raises `FormatError` if the stream has no `Hello`, or that is not its own, and
@@ -97,21 +86,13 @@ class Roster:
                 entry = await self._hellos.get(key)
             except KeyNotFoundError as error:
                 raise FormatError(f"its run is unknown: the bucket {self._names.hellos} has no Hello of it") from error
-            self._add(key, self._checked(key, entry.value or b""))
+            self.add(key, protocol.decode(entry.value or b"")[0])
         return self.processes[key]
 
-    def search(self, key: str, found: Callable[[NatsProcess | None], object]) -> bool:
-        """Looks a process up in the background, and calls `found` with it, or with `None`. Returns false if that goes on already, if
-        it was not there a moment ago, or if too many are looked up."""
-        known_absent = asyncio.get_running_loop().time() < self._absent.get(key, 0.0)
-        if known_absent or key in self._searches or len(self._searches) >= MAX_SEARCHES:
-            return False
-        self._searches[key] = asyncio.create_task(self._search(key, found), name="stepscope NATS process")
-        return True
-
-    async def close(self) -> None:
-        """Looks nothing up any more."""
-        await end_tasks(*self._searches.values())
+    def add(self, key: str, hello: protocol.Header) -> None:
+        """Makes a process known by the `Hello` of its stream. Raises `FormatError` if it is not that."""
+        if key not in self.processes:
+            self._add(key, self._checked(key, hello))
 
     async def has_ended(self, key: str) -> bool:
         """Whether a directory has all of a stream. Raises `nats.errors.Error` or `TimeoutError` if JetStream does not
@@ -127,24 +108,12 @@ class Roster:
         answer."""
         await self._ended.put(key, identity.encode())
 
-    async def _search(self, key: str, found: Callable[[NatsProcess | None], object]) -> None:
-        try:
-            found(await self.process(key))
-        except (FormatError, NatsError, TimeoutError):
-            self._absent.pop(key, None)
-            self._absent[key] = asyncio.get_running_loop().time() + SEARCH_AGAIN_SECONDS
-            if len(self._absent) > MAX_ABSENT:
-                del self._absent[next(iter(self._absent))]
-            found(None)
-        finally:
-            del self._searches[key]
-
     def _add(self, key: str, process: NatsProcess) -> None:
         self.processes[key] = process
         if len(self.processes) <= MAX_PROCESSES:
             return
         later = Counter[str]()
-        """Processes of each job that were looked up later."""
+        """Processes of each job that became known later."""
         surplus: dict[str, int] = {}
         for other in reversed(self.processes):
             job = other.partition(".")[0]
@@ -155,11 +124,10 @@ class Roster:
             del self.processes[each]
         self._forgot(len(oldest))
 
-    def _checked(self, key: str, encoded: bytes) -> NatsProcess:
-        hello, _ = protocol.decode(encoded)
+    def _checked(self, key: str, hello: protocol.Header) -> NatsProcess:
         if isinstance(hello, protocol.Hello):
             hello = msgspec.structs.replace(hello, run=protocol.short(hello.run))  # its names stay in memory
             names = self._names.of(hello.run, hello.stream)
             if names.key == key:
                 return NatsProcess(self._client, names, hello)
-        raise FormatError(f"its value in the bucket {self._names.hellos} is not the Hello of this stream and job")
+        raise FormatError("its Hello is not that of this stream and job")

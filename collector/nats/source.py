@@ -25,7 +25,7 @@ from stepscope.collector.live.views import NatsView
 from stepscope.collector.memory_budget import MemoryBudget
 from stepscope.collector.nats.consumer import Retries
 from stepscope.collector.nats.leases import Leases, room, surplus
-from stepscope.collector.nats.partition import GAP_SECONDS, Partition, Session
+from stepscope.collector.nats.partition import Partition, Session
 from stepscope.collector.nats.roster import NatsProcess, Roster
 from stepscope.exporters.nats import layout
 from stepscope.exporters.nats.connection import connect
@@ -64,7 +64,6 @@ class NatsSource:
     Args:
         bound: bounds the bytes of messages in memory.
         lease_seconds: time after which a lease expires that is not renewed, if this collector creates the bucket of leases.
-        gap_seconds: seconds without a message of the exporter until frames that JetStream never had count as lost.
     """
 
     def __init__(
@@ -79,11 +78,10 @@ class NatsSource:
         *,
         limits: NatsLimits | None = None,
         lease_seconds: float = layout.LEASE_SECONDS,
-        gap_seconds: float = GAP_SECONDS,
     ) -> None:
         self._servers, self._names, self._store, self._streams, self._audit = servers, names, store, streams, audit
         self._bound, self._clock, self._limits = bound, clock, limits or NatsLimits()
-        self._lease_seconds, self._gap_seconds = lease_seconds, gap_seconds
+        self._lease_seconds = lease_seconds
         self._retries = Retries(f"NATS at {servers}")
         self._clients: list[Client] = []
         self._partitions: dict[int, Partition] = {}
@@ -132,7 +130,6 @@ class NatsSource:
     async def _connection(self) -> None:
         clients: list[Client] = []
         leases: Leases | None = None
-        roster: Roster | None = None
         try:
             # Thousands of ranks publish their summaries each second. On a connection of their own they delay nothing else.
             for _ in range(2):
@@ -154,7 +151,7 @@ class NatsSource:
             await layout.answer(live, names.live, partial(self._hear, roster))
             session = Session(
                 client, jetstream, names, roster, self._store, self._streams, self._bound, self._retries, self._refuse,
-                self._note_stream, self._gap_seconds,
+                self._note_stream,
             )  # fmt: skip
             while not (client.is_closed or live.is_closed):
                 try:
@@ -169,13 +166,11 @@ class NatsSource:
                     self._retries.fail("", error)
                 await asyncio.sleep(POLL_SECONDS)
         finally:
-            await finish(self._close(clients, leases, roster), CLOSE_SECONDS)
+            await finish(self._close(clients, leases), CLOSE_SECONDS)
 
-    async def _close(self, clients: list[Client], leases: Leases | None, roster: Roster | None) -> None:
+    async def _close(self, clients: list[Client], leases: Leases | None) -> None:
         try:
             await end_tasks(*self._tasks.values())
-            if roster is not None:
-                await roster.close()
             if leases is not None and clients[0].is_connected:
                 with contextlib.suppress(NatsError, TimeoutError):  # the value expires
                     await leases.withdraw()
@@ -250,34 +245,30 @@ class NatsSource:
                 task.cancel()
 
     async def _hear(self, roster: Roster, message: Msg) -> None:
-        """Notes what a process says of its steps."""
+        """Notes what a process says of itself, and of its steps."""
         try:
             key = key_of(message.subject)
-            summary, _ = protocol.decode(message.data)
-            if not isinstance(summary, protocol.StepSummary):
-                raise FormatError(f"{type(summary).__name__} is no summary of steps")
+            header, _ = protocol.decode(message.data)
+            if isinstance(header, protocol.Hello):
+                roster.add(key, header)
+            elif isinstance(header, protocol.StepSummary):
+                self._add_summary(message.subject, header, roster.processes.get(key))
+            else:
+                raise FormatError(f"{type(header).__name__} is no summary of steps")
         except FormatError as error:
             self._refuse(message.subject, str(error))
-            return
-        add = partial(self._add_summary, message.subject, summary)
-        process = roster.processes.get(key)
-        if process is not None:
-            add(process)
-        elif not roster.search(key, add):
-            add(None)
 
     def _add_summary(self, subject: str, summary: protocol.StepSummary, process: NatsProcess | None) -> None:
         if process is None:
-            self._unknown_summaries += 1  # its Hello is on the way, or is none
+            self._unknown_summaries += 1  # its Hello comes later
             return
         stream = self._streams.all.get(process.hello.stream)
         if stream is not None and stream.job != job_of(process.hello.run):
-            self._refuse(subject, f"it is a stream of the job {stream.job[:100]!r}")
-        elif stream is not None and stream.summary_wait():
-            self._refuse(subject, f"it has summaries of more than {STEPS_PER_SECOND:,} steps a second")
-        else:
-            self._streams.add_shared_summary(process.hello, summary, process)
-            self._streams.all[process.hello.stream].summary_wait(summary)
+            raise FormatError(f"it is a stream of the job {stream.job[:100]!r}")
+        if stream is not None and stream.summary_wait():
+            raise FormatError(f"it has summaries of more than {STEPS_PER_SECOND:,} steps a second")
+        self._streams.add_shared_summary(process.hello, summary, process)
+        self._streams.all[process.hello.stream].summary_wait(summary)
 
     async def _answer_clock(self, message: Msg) -> None:
         """Answers a clock request of an exporter whose stream this collector takes."""

@@ -104,6 +104,7 @@ export function showVerdict(job, ranks, chosen) {
   if (job.died) {
     const died = [...ranks.values()].filter((view) => view.state === "died");
     texts.push(`Died: ${died.slice(0, ABSENT).map(rankName).join(", ")}${died.length > ABSENT ? ` and ${integer(died.length - ABSENT)} more` : ""}.`);
+    texts.push("A connection was lost and no end came: a process was killed, is cut off, or sends to another collector now.");
   }
   if (job.absent.length && job.ranks) {
     texts.push(`Not seen yet: rank ${job.absent.slice(0, ABSENT).join(", ")}${job.absent.length > ABSENT ? " and more" : ""}.`);

@@ -137,6 +137,8 @@ export class Windows {
       setText(byId(STATUS), `${rank.host}, process ${rank.pid}`);
       for (const one of streams) {
         const lost = Object.entries(one.dropped).map(([why, events]) => `${integer(events)} lost (${why})`);
+        if (one.left_out_steps) lost.push(`no facts of ${integer(one.left_out_steps)} steps`);
+        if (one.left_out_records) lost.push(`${integer(one.left_out_records)} records left out`);
         const facts = [one.state, `${integer(one.events)} events`, bytes(one.bytes), ...lost];
         const head = element("h3", {}, `Start ${one.start}, ${clock(one.seen_first_ns / 1e9)}: ${facts.join(", ")} `);
         const journal = () => download(`/v1/streams/${one.stream}/journal`);

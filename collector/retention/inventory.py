@@ -12,11 +12,11 @@ from stepscope.collector.files.disk import SegmentFile, is_silent
 from stepscope.collector.runs.evicted import Evicted
 from stepscope.collector.runs.job import job_of
 from stepscope.collector.runs.recording import run_in
-from stepscope.collector.runs.windows import Mark, Steps, closed_record
+from stepscope.collector.runs.windows import Mark, Steps
 from stepscope.exporters.stream.shipper import has_end
-from stepscope.runtime.journal.format import FrameType, decode_events_header
+from stepscope.runtime.journal.format import decode_events_header
 from stepscope.runtime.journal.frame_reader import FrameReader
-from stepscope.runtime.journal.index import ROW, WindowRow, index_records
+from stepscope.runtime.journal.index import WindowRow, read_index, scan
 from stepscope.runtime.journal.records import RunRecord
 
 Isolated = Callable[[str, Callable[[], object]], object]
@@ -107,6 +107,12 @@ class SegmentWindow(msgspec.Struct, frozen=True, gc=False):
     """Mean duration of its steps."""
     steps: Steps | None = None
 
+    @classmethod
+    def of(cls, row: WindowRow) -> SegmentWindow:
+        """One that ended, with the time of the rank's clock."""
+        steps = (row.first_step, row.last_step) if row.steps > 0 else None
+        return cls(row.window, row.end_ns, (row.end_ns - row.start_ns) / max(row.steps, 1), steps)
+
     @property
     def mark(self) -> Mark:
         """Identifies the window among those of the job."""
@@ -134,9 +140,12 @@ class Segment(msgspec.Struct, frozen=True):
         reader = FrameReader(file.path, follow=False, alone=True)
         try:
             run = run_in(reader)
-            closed, open = _indexed(reader) or _scanned(reader)
+            index = read_index(reader) or scan(reader)
         finally:
             reader.close()
+
+        closed = [SegmentWindow.of(row) for row in index.windows()]
+        open = {number: window.last_ns for number, window in index.builder.open.items()}
 
         def unix(at: int) -> int:
             return changed_ns if run is None else min(run.anchor.wall(at), changed_ns)
@@ -194,52 +203,3 @@ class Segment(msgspec.Struct, frozen=True):
             )
         finally:
             reader.close()
-
-
-_Found = tuple[list[SegmentWindow], dict[int, int]]
-"""Windows that ended, and those that go on, each with the time of its last event; by the rank's clock."""
-
-
-def _indexed(reader: FrameReader) -> _Found | None:
-    """The windows by the index; `None` if that is not of the whole segment."""
-    records = index_records(reader)
-    if not records:
-        return None
-    last = reader.frame_at(records[-1][0])
-    if last is not None and last[2] < reader.files.end:
-        last = reader.frame_at(last[2])
-        last = None if last is None or last[0][0] != FrameType.END else last
-    if last is None or last[2] != reader.files.end:
-        return None
-    closed: list[SegmentWindow] = []
-    for _, record in records:
-        for values in ROW.iter_unpack(record.rows[: len(record.rows) // ROW.size * ROW.size]):
-            row = WindowRow(*values)
-            steps = (row.first_step, row.last_step) if row.steps > 0 else None
-            pace = (row.end_ns - row.start_ns) / max(row.steps, 1)
-            closed.append(SegmentWindow(row.window, row.end_ns, pace, steps))
-    return closed, {one.window: one.last_ns for one in records[-1][1].open}
-
-
-def _scanned(reader: FrameReader) -> _Found:
-    """The windows by the headers of all frames; of events nothing else is read."""
-    closed: list[SegmentWindow] = []
-    open: dict[int, int] = {}
-
-    def skipped(beginning: bytes) -> bool:
-        found = decode_events_header(beginning)
-        if found is not None:
-            open[found[0].window] = max(found[0].last_ns, open.get(found[0].window, 0))
-        return True
-
-    while (frame := reader.next(skipped)) is not None:
-        if frame[0] != FrameType.WINDOW_CLOSED:
-            continue
-        try:
-            record = closed_record(frame[2])
-        except (msgspec.MsgspecError, ValueError, RecursionError):
-            continue  # the readers of the stream count it as damage
-        open.pop(record.index, None)
-        pace = (record.end_ns - record.start_ns) / max(record.count, 1)
-        closed.append(SegmentWindow(record.index, record.end_ns, pace, record.range))
-    return closed, open

@@ -70,14 +70,16 @@ MarkedWindow = tuple[Mark, WindowFacts]
 """A window, and its index and steps."""
 
 
-class ClosedRecord(msgspec.Struct, frozen=True):
-    """The fields of a `WindowRecord` of bounded size."""
+class _Closed(msgspec.Struct, frozen=True):
+    """The fields of a `WindowRecord` that are shown."""
 
     index: Int64
     start_ns: Int64
     end_ns: Int64
     steps: bytes = b""
     complete: bool = False
+    diagnostics: msgspec.Raw = msgspec.Raw(b"\x90")
+    ledger: msgspec.Raw = msgspec.Raw(b"\x80")
 
     @property
     def count(self) -> int:
@@ -91,14 +93,7 @@ class ClosedRecord(msgspec.Struct, frozen=True):
         return (int(numbers.min()), int(numbers.max())) if len(numbers) else None
 
 
-class _Whole(ClosedRecord, frozen=True):
-    diagnostics: msgspec.Raw = msgspec.Raw(b"\x90")
-    ledger: msgspec.Raw = msgspec.Raw(b"\x80")
-
-
-closed_record = msgspec.msgpack.Decoder(ClosedRecord).decode
-"""Reads the payload of a frame that has the end of a window; raises `msgspec.MsgspecError`."""
-_whole = msgspec.msgpack.Decoder(_Whole).decode
+_closed = msgspec.msgpack.Decoder(_Closed).decode
 _diagnostics = msgspec.msgpack.Decoder(list[str]).decode
 _ledger = msgspec.msgpack.Decoder(Ledger).decode
 _opened = msgspec.msgpack.Decoder(WindowOpened).decode
@@ -197,7 +192,7 @@ class StreamWindows:
         Raises:
             msgspec.MsgspecError: if it cannot be read.
         """
-        record = _whole(payload)
+        record = _closed(payload)
         fits = [len(part) <= MOST_ACCOUNT for part in (record.ledger, record.diagnostics)]
         ledger = _ledger(record.ledger) if fits[0] else Ledger()
         diagnostics = _diagnostics(record.diagnostics) if fits[1] else []

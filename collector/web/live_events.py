@@ -55,11 +55,6 @@ class LiveEvents:
         self._stopped = False
 
     @property
-    def listeners(self) -> int:
-        """How many listen."""
-        return len(self._listeners)
-
-    @property
     def full(self) -> bool:
         """True if no further connection can listen."""
         return len(self._listeners) >= MOST_LISTENERS

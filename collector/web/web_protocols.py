@@ -6,7 +6,7 @@ import asyncio
 import logging
 import ssl
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any
 
 from h11 import IDLE, SEND_BODY
@@ -14,6 +14,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.frames import Frame
 from websockets.server import ServerProtocol
+from websockets.streams import StreamReader
 
 from stepscope.collector.memory_budget import FREE, Grant, MemoryBudget
 from stepscope.exporters.network.secrets import QuietLogger
@@ -41,11 +42,6 @@ _web_log.addFilter(lambda record: record.msg not in _REFUSAL_MESSAGES)
 STALLED = 60.0
 """Seconds after which a connection that takes nothing of what it is sent is cut."""
 
-_CONTROL = 8
-"""Opcodes from this one on have no message."""
-_CONTINUED = 0
-_LONGEST_HEADER = 14
-
 REQUEST_SECONDS = 20.0
 """Seconds in which a connection must have sent a request, body and all: one that says nothing would hold a descriptor for ever."""
 
@@ -57,7 +53,8 @@ def check_libraries() -> None:
         ImportError: if one has it no more; says what to install.
     """
     needed: dict[object, tuple[str, ...]] = {
-        ServerProtocol(): ("max_message_size",),
+        ServerProtocol(): ("max_message_size", "reader"),
+        StreamReader: ("read_exact",),
         WebSocketsSansIOProtocol: ("handle_bytes", "handle_text", "handle_cont", "receive", "send", "run_asgi"),
         H11Protocol: ("send_400_response", "on_response_complete"),
     }
@@ -158,36 +155,43 @@ class WebSocketProtocol(_CutsStalled, WebSocketsSansIOProtocol):
         self.logger = _web_log
         self.conn.logger = QuietLogger(_web_log.name)
         self.conn.max_message_size = FIRST_MESSAGE
-        self._announced: Announced | None = None
+        self._coming: Grant | None = None
+        """For the message that comes; none for a small one."""
         self._grants: deque[Grant | None] = deque()
-        """For the messages that come, in their order; none for small ones."""
+        """For the messages that have come, in their order."""
         self._grant: Grant | None = None
         """For the message that is being looked at."""
         self._waits = False
+        read_exact = self.conn.reader.read_exact
 
-    def data_received(self, data: bytes) -> None:
-        """Something came."""
-        if self._announced is None:
-            self._announced = Announced(self.config.ws_max_size)  # this is the handshake
-        else:
-            for size in self._announced.feed(data):
-                self._expect(min(size, self.conn.max_message_size or size))
-        super().data_received(data)
+        def read(size: int) -> Generator[None, None, bytearray]:
+            self._expect(size)
+            return read_exact(size)
+
+        self.conn.reader.read_exact = read  # type: ignore[method-assign]
 
     def handle_bytes(self, event: Frame) -> None:
-        """A frame; the parser keeps it until the next one comes, which may be long, and with it all that it holds."""
+        """The first frame of a message, or the only one."""
         super().handle_bytes(event)
-        event.data = b""
+        self._received(event)
 
     def handle_text(self, event: Frame) -> None:
-        """As `handle_bytes`, for text."""
+        """The same of a text."""
         super().handle_text(event)
-        event.data = b""
+        self._received(event)
 
     def handle_cont(self, event: Frame) -> None:
-        """As `handle_bytes`, for a continued message."""
+        """A further frame."""
         super().handle_cont(event)
-        event.data = b""
+        self._received(event)
+
+    def _received(self, event: Frame) -> None:
+        event.data = b""  # the parser keeps the frame until the next one comes, which may be long
+        if event.fin:
+            self._grants.append(self._coming)
+            self._coming = None
+        else:  # how long the message will be is not known
+            self._expect(self.conn.max_message_size or self.config.ws_max_size)
 
     async def receive(self) -> ASGIReceiveEvent:
         """The next message; who asks for it is done with the last one."""
@@ -207,7 +211,7 @@ class WebSocketProtocol(_CutsStalled, WebSocketsSansIOProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The client has disconnected. A message that is still being written stays in memory until it is written."""
-        for grant in self._grants:
+        for grant in (*self._grants, self._coming):
             if grant is not None:
                 grant.release()
         self._grants.clear()
@@ -221,17 +225,16 @@ class WebSocketProtocol(_CutsStalled, WebSocketsSansIOProtocol):
             self._done()
 
     def _expect(self, size: int) -> None:
-        if size <= FREE:
-            self._grants.append(None)
+        """So many bytes of a message are read next."""
+        if size <= FREE or self._coming is not None:
             return
-        grant = self._budget.request(size, self._granted)
-        self._grants.append(grant)
-        if not grant.granted:
+        self._coming = self._budget.request(size, self._granted)
+        if not self._coming.granted:
             self._waits = True
             self.transport.pause_reading()
 
     def _granted(self) -> None:
-        self._waits = any(grant is not None and not grant.granted for grant in self._grants)
+        self._waits = any(grant is not None and not grant.granted for grant in (*self._grants, self._coming))
         if not self._waits and not self.read_paused and not self.transport.is_closing():
             self.transport.resume_reading()
 
@@ -329,51 +332,6 @@ def _feed(protocol: Any, data: bytes) -> None:
         buffer[:copied] = data[:copied]
         protocol.buffer_updated(copied)
         data = data[copied:]
-
-
-class Announced:
-    """Follows the bytes of one connection after its handshake, frame by frame, and keeps none of them."""
-
-    def __init__(self, unknown: int) -> None:
-        """Args: what counts as the length of a message in several frames, of which only the first one's is known."""
-        self._unknown = unknown
-        self._head = b""
-        """The begin of a header of which the rest is still to come."""
-        self._remaining = 0
-        """Bytes of the frame that are still to come."""
-
-    def feed(self, data: bytes) -> list[int]:
-        """Returns the lengths of the messages of which the first frame's header ends in these bytes, the next of the connection."""
-        found: list[int] = []
-        at = 0
-        while at < len(data):
-            if self._remaining:
-                passed = min(self._remaining, len(data) - at)
-                self._remaining -= passed
-                at += passed
-                continue
-            buffered = len(self._head)
-            self._head += data[at : at + _LONGEST_HEADER - buffered]
-            size, length = _header(self._head)
-            if len(self._head) < size:
-                break
-            final, opcode = self._head[0] & 0x80, self._head[0] & 0x0F
-            if opcode != _CONTINUED and opcode < _CONTROL:
-                found.append(length if final else self._unknown)
-            at += size - buffered
-            self._head, self._remaining = b"", length
-        return found
-
-
-def _header(head: bytes) -> tuple[int, int]:
-    """The size of a frame's header and the length of its payload, if the header is whole; else a size that is larger than `head`."""
-    if len(head) < 2:
-        return 2, 0
-    length = head[1] & 0x7F
-    more = 0 if length < 126 else 2 if length == 126 else 8
-    if more:
-        length = int.from_bytes(head[2 : 2 + more], "big")
-    return 2 + more + (4 if head[1] & 0x80 else 0), length
 
 
 class ConnectionLimit:

@@ -7,7 +7,6 @@ import base64
 import contextlib
 import re
 import ssl
-from collections.abc import Sequence
 from functools import partial
 from importlib import import_module
 from importlib.metadata import version
@@ -18,7 +17,6 @@ from nats.aio.client import Client
 from nats.errors import Error as NatsError
 
 from stepscope.exporters.nats.servers import Servers
-from stepscope.exporters.network.http_failures import redirected
 from stepscope.exporters.network.secrets import read_secret
 from stepscope.runtime.loop_threads.ending_tasks import finish
 
@@ -52,25 +50,12 @@ class Guarded(Client):
             )
 
     async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
-        try:
-            await self._look_at(info, initial_connection)
-        except NatsError:
-            await self._close_session()  # the client of `nats` makes another one for the next try
-            raise
-
-    async def _look_at(self, info: dict[str, Any], initial_connection: bool) -> None:
         server = self._current_server
         if initial_connection and server is not None:
             scheme, host = server.uri.scheme, server.uri.hostname or ""
-            protected = scheme == "wss" or scheme != "ws" and bool(info.get("tls_required"))
             plain = not self._servers_meant.wants_tls(scheme) and self._servers_meant.may_be_plain(host)
-            if not protected and not plain:
+            if not info.get("tls_required") and not plain:
                 raise NatsError(f"nats: {host} does without TLS, so nothing is sent to it")
-            if scheme in ("ws", "wss"):
-                # The client of `nats` follows redirects, also to hosts without TLS.
-                for answer in _redirects(self._transport, host):
-                    location = answer.headers.get("Location", "")
-                    raise NatsError(f"nats: {host} answered {answer.status}, {redirected(location)}")
         untyped: Any = super()
         await untyped._process_info(info, initial_connection)
 
@@ -87,25 +72,6 @@ class Guarded(Client):
             writer: asyncio.StreamWriter | None = getattr(untyped, "_io_writer", None)
             if writer is not None:
                 writer.transport.abort()  # does nothing if it is closed
-            await self._close_session()
-
-    async def _close_session(self) -> None:
-        """Closes the HTTP session of a WebSocket, which the client of `nats` does only for one that was connected."""
-        untyped: Any = self._transport
-        session: Any = getattr(untyped, "_client", None)
-        if session is not None:
-            with contextlib.suppress(TimeoutError):
-                await finish(session.close(), CLOSING)
-
-
-def _redirects(transport: Any, host: str) -> Sequence[Any]:
-    try:
-        history: Sequence[Any] = transport._ws._response.history
-    except AttributeError as error:
-        raise NatsError(
-            f"nats: with these versions of nats-py and aiohttp it cannot be seen whether {host} redirects, so nothing is sent to it: {error}"
-        ) from error
-    return history
 
 
 async def connect(servers: Servers, **options: Any) -> Client:
@@ -133,7 +99,7 @@ async def connect(servers: Servers, **options: Any) -> Client:
 def _ways_in(servers: Servers) -> dict[str, Any]:
     """Options that say who we are. Files are read when they are needed, and again for each connection."""
     access, ways = servers.access, dict[str, Any]()
-    if access.wants_tls or any(url.startswith(("tls:", "wss:")) for url in servers.urls):
+    if access.wants_tls or any(url.startswith("tls:") for url in servers.urls):
         ways["tls"] = ssl.create_default_context(cafile=access.ca)
         if access.certificate is not None:
             ways["tls"].load_cert_chain(access.certificate, access.key)

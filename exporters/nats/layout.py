@@ -8,7 +8,7 @@ bucket says which streams have ended, and are written. `exporters/nats/names.py`
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from nats.aio.client import Client
@@ -22,6 +22,7 @@ from nats.js.kv import KeyValue
 
 from stepscope.exporters.nats.names import Names
 from stepscope.exporters.nats.servers import NatsLimits
+from stepscope.exporters.stream import protocol
 from stepscope.runtime.errors import FormatError
 
 HELLO_SPARE = 86_400.0
@@ -31,12 +32,6 @@ MAX_KEYS = 1 << 17
 MAX_VALUE = 64 << 10
 """Values of a bucket, and bytes of one: beyond, the oldest values go, which are those of streams that ended, as exporters repeat theirs."""
 LEASE_SECONDS = 15.0
-OLDEST = "Stepscope-Oldest"
-"""Header of a message: frames before this number were stored when it was composed, or are nowhere."""
-IN_FLIGHT = 64
-"""Messages that an exporter may have published without knowing whether they are stored: so far they may be out of order."""
-IN_FLIGHT_BYTES = 16 << 20
-"""And bytes of such messages, beside what the exporter keeps until they are stored; one message may always be on its way."""
 DUPLICATES_SECONDS = 600.0
 """How long JetStream knows what it has stored: longer than an exporter tries without a restart of the server. No longer than
 it keeps anything."""
@@ -109,22 +104,17 @@ async def stored_before(context: JetStreamContext, names: Names, subject: str) -
 
     Raises:
         TimeoutError: if JetStream does not answer, or the team has no stream there.
-        FormatError: if the message does not say it.
+        FormatError: if the message has no frames.
     """
     try:
         # Its subject is part of the request's, so that a user can be limited to it.
         last: Any = await context.get_last_msg(names.stream, subject, direct=True)
     except NotFoundError:
         return 0
-    return oldest(last.headers)
-
-
-def oldest(headers: Mapping[str, str] | None) -> int:
-    """The header `OLDEST` of a message; 0 without one. Raises `FormatError` if it is no number."""
-    number = (headers or {}).get(OLDEST, "0")
-    if not (number.isascii() and number.isdecimal() and len(number) < 20):
-        raise FormatError(f"its header {OLDEST} is no number")
-    return int(number)
+    header, _ = protocol.decode(last.data or b"")
+    if not isinstance(header, protocol.Frames):
+        raise FormatError(f"the last message of the stream is {type(header).__name__}")
+    return header.first + header.count
 
 
 async def put(context: JetStreamContext, bucket: str, key: str, value: bytes) -> None:

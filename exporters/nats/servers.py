@@ -15,9 +15,7 @@ from stepscope.exporters.stream.address import is_local
 from stepscope.runtime.settings import checked
 from stepscope.runtime.settings.checked import Checked
 
-SCHEMES = frozenset({"nats", "tls", "ws", "wss"})
-PROTECTED = frozenset({"tls", "wss"})
-"""Schemes that never do without TLS."""
+SCHEMES = frozenset({"nats", "tls"})
 
 
 class Servers:
@@ -48,9 +46,8 @@ class Servers:
             parts = _checked(url)
             if self.wants_tls(parts.scheme) or self.may_be_plain(parts.hostname or ""):
                 continue
-            safe = "wss" if parts.scheme == "ws" else "tls"
             raise ValueError(
-                f"what is recorded would go to {parts.hostname} where others can read it; use {safe}:// in place of "
+                f"what is recorded would go to {parts.hostname} where others can read it; use tls:// in place of "
                 f"{parts.scheme}://, name the certificates to trust (ca, --nats-ca), or say "
                 "access=NatsAccess(insecure=True) (--nats-insecure)"
             )
@@ -71,7 +68,7 @@ class Servers:
 
     def wants_tls(self, scheme: str) -> bool:
         """Whether a server whose URL has this scheme must show that it has TLS."""
-        return scheme in PROTECTED or scheme == "nats" and self.access.wants_tls
+        return scheme == "tls" or self.access.wants_tls
 
     def may_be_plain(self, host: str) -> bool:
         """Whether a host may be talked to without TLS, where the URL does not ask for it."""

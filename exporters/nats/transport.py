@@ -5,10 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections import deque
-from collections.abc import Sequence
 
-import msgspec
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.errors import ConnectionClosedError, MaxPayloadError
@@ -22,23 +19,15 @@ from stepscope.exporters.nats.names import Names, StreamNames
 from stepscope.exporters.nats.servers import NatsLimits, Servers
 from stepscope.exporters.network.backoff import Backoff
 from stepscope.exporters.stream import protocol
+from stepscope.exporters.stream.shipper import Chunk
 from stepscope.exporters.stream.transport import Feed, LinkSettings, Transport
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.loop_threads.ending_tasks import end_tasks
 
 log = logging.getLogger("stepscope")
 
-
-class _Message(msgspec.Struct, frozen=True):
-    """One publication. It is repeated as it is until it is confirmed: its id stands for these frames and no others."""
-
-    next: int
-    """Number of the frame after its last one."""
-    id: str
-    data: bytes
-    """Empty if the frame is too large for the server, and is left out."""
-    oldest: int
-    """Frames before this one were stored, or are nowhere."""
+HELLO_SECONDS = 5.0
+"""Between two `Hello`s before summaries, by which collectors know whose these are."""
 
 
 class NatsTransport(Transport):
@@ -76,7 +65,7 @@ class NatsTransport(Transport):
         self._summarized.set()
 
     async def _connection(self) -> None:
-        hello = self._feed.hello()
+        hello = self._feed.hello
         names = self._names.of(hello.run, hello.stream)
         client = await connect(
             self._servers,
@@ -122,9 +111,10 @@ class NatsTransport(Transport):
 
     async def _greet(self, jetstream: JetStreamContext, names: StreamNames) -> None:
         """Sends `Hello`, and continues where JetStream's last message of it ends."""
-        await layout.put(jetstream, self._names.hellos, names.key, protocol.encode(self._feed.hello()))
+        await layout.put(jetstream, self._names.hellos, names.key, protocol.encode(self._feed.hello))
         stored = await layout.stored_before(jetstream, self._names, names.frames)
         self._shipper.resume(max(stored, self._shipper.confirmed.number))
+        self._changed.set()  # that may have been all
 
     async def _request(self, client: Client, subject: str, ping: bytes) -> None:
         """Asks whichever collector takes the stream for its clock; perhaps none does now."""
@@ -140,18 +130,23 @@ class NatsTransport(Transport):
         while True:
             await asyncio.sleep(delay)
             try:
-                await layout.put(jetstream, self._names.hellos, key, protocol.encode(self._feed.hello()))
+                await layout.put(jetstream, self._names.hellos, key, protocol.encode(self._feed.hello))
                 delay = layout.HELLO_SPARE / 2
             except (NatsError, TimeoutError) as error:
                 await self._note_error(error)
                 delay = self._settings.longest_delay
 
     async def _publish_summaries(self, client: Client, subject: str) -> None:
-        """Publishes summaries as they come. While the connection is lost they wait, and the oldest are dropped."""
+        """Publishes summaries as they come, and `Hello` before them. While the connection is lost they wait, and the oldest are dropped."""
+        clock = asyncio.get_running_loop().time
+        due = 0.0
         while True:
             self._summarized.clear()
             while client.is_connected and (summary := self._next_summary()) is not None:
                 try:
+                    if clock() >= due:
+                        await client.publish(subject, protocol.encode(self._feed.hello))
+                        due = clock() + HELLO_SECONDS
                     await client.publish(subject, summary)
                 except NatsError as error:
                     await self._note_error(error)
@@ -168,77 +163,43 @@ class NatsTransport(Transport):
             self._take_order(order, message.respond)
 
     async def _publish_all(self, jetstream: JetStreamContext, subject: str, stream: str) -> None:
-        waiting: deque[tuple[_Message, asyncio.Task[bool]]] = deque()
-        try:
-            while True:
-                self._news.clear()
-                while _has_room(waiting):
-                    message = self._compose(stream, all_stored=not waiting)
-                    if message is None:
-                        break
-                    waiting.append((message, asyncio.create_task(self._publish(jetstream, subject, message))))
-                if not waiting:
-                    await self._news.wait()
-                    continue
-                await asyncio.wait({waiting[0][1]}, return_when=asyncio.FIRST_COMPLETED)
-                while waiting and waiting[0][1].done():
-                    message, task = waiting.popleft()
-                    task.result()
-                    self._last_error = ""
-                    self._confirm(message.next)
-        finally:
-            await end_tasks(*(task for _, task in waiting))
+        """Publishes one message after the other, so that JetStream has the frames of a stream in their order."""
+        while True:
+            self._news.clear()
+            chunk = self._shipper.next_chunk(min(self._max_bytes, self._settings.message_bytes))
+            if chunk is None:
+                await self._news.wait()
+                continue
+            if len(chunk.data) > self._max_bytes:
+                self._leave_out(chunk)
+            else:
+                await self._publish(jetstream, subject, stream, chunk)
+                self._last_error = ""
+            self._confirm(chunk.end.number)
 
-    def _compose(self, stream: str, *, all_stored: bool) -> _Message | None:
-        """The next message; `None` if there is nothing to send.
+    def _leave_out(self, chunk: Chunk) -> None:
+        if not self._shipper.left_out:
+            log.error(
+                "%s: frame %d has %s bytes, and the server's max_payload leaves room for %s: such frames are left out; "
+                "set a larger max_payload",
+                self.where, chunk.begin.number, f"{len(chunk.data):,}", f"{self._max_bytes:,}",
+            )  # fmt: skip
+        self._shipper.skip_chunk(chunk)
 
-        Args:
-            all_stored: whether everything that was taken before is stored.
-        """
-        shipper = self._shipper
-        oldest = shipper.confirmed.number
-        chunk = shipper.next_chunk(min(self._max_bytes, self._settings.message_bytes))
-        if chunk is None:
-            return None
-        first, next = chunk.begin.number, chunk.end.number
-        if len(chunk.data) > self._max_bytes:
-            if not shipper.left_out:
-                log.error(
-                    "%s: frame %d has %s bytes, and the server's max_payload leaves room for %s: such frames are left out; "
-                    "set a larger max_payload",
-                    self.where, first, f"{len(chunk.data):,}", f"{self._max_bytes:,}",
-                )  # fmt: skip
-            shipper.skip_chunk(chunk)
-            return _Message(next, "", b"", oldest)
-        data = protocol.encode(protocol.Frames(first, chunk.count, chunk.segment, chunk.begin.at), chunk.data)
-        return _Message(next, f"{stream}:{first}:{next}", data, first if all_stored else oldest)
-
-    async def _publish(self, jetstream: JetStreamContext, subject: str, message: _Message) -> bool:
+    async def _publish(self, jetstream: JetStreamContext, subject: str, stream: str, chunk: Chunk) -> None:
         """Publishes until JetStream says that it is stored; a repetition is known by its id, and stored once."""
+        first = chunk.begin.number
+        data = protocol.encode(protocol.Frames(first, chunk.count, chunk.segment, chunk.begin.at), chunk.data)
+        headers = {"Nats-Msg-Id": f"{stream}:{first}:{chunk.end.number}"}
         backoff = Backoff(self._settings.first_delay, self._settings.longest_delay)
-        while message.data:
+        while True:
             try:
                 await jetstream.publish(
-                    subject,
-                    message.data,
-                    timeout=self._settings.timeout,
-                    stream=self._names.stream,
-                    headers={"Nats-Msg-Id": message.id, layout.OLDEST: str(message.oldest)},
+                    subject, data, timeout=self._settings.timeout, stream=self._names.stream, headers=headers
                 )
-                return True
+                return
             except (ConnectionClosedError, NoStreamResponseError, MaxPayloadError):
                 raise  # the server has closed it, the stream was deleted, or another server takes less: connect again
             except (NatsError, TimeoutError) as error:
                 await self._note_error(error)
-            await asyncio.sleep(backoff.delay())
-        return False
-
-
-def _has_room(waiting: Sequence[tuple[_Message, object]]) -> bool:
-    """Whether another message may be published in addition to those that wait to be stored.
-
-    None follows a frame that is left out until all before it are stored: the next message says then that it does not come.
-    """
-    size = sum(len(message.data) for message, _ in waiting)
-    oversized = waiting and not waiting[-1][0].data
-    return len(waiting) < layout.IN_FLIGHT and size < layout.IN_FLIGHT_BYTES and not oversized
+            await self._pause(backoff, backoff.delay())

@@ -93,9 +93,7 @@ async def deliver(journal: Path, make_transport: MakeTransport, patience_s: floa
     shipper = Shipper(journal)
     transport: Transport | None = None
     try:
-        transport = make_transport(
-            Feed(shipper, lambda: protocol.Hello(head.stream, head.sync, shipper.confirmed.number, head.run))
-        )
+        transport = make_transport(Feed(shipper, protocol.Hello(head.stream, head.sync, head.run)))
         transport.start(log_refusals=False)
         await transport.finish(patience_s, patience_s)
         statistics = transport.statistics()

@@ -142,14 +142,9 @@ class CollectorExporter:
         self._journal = journal
         self._shipper = Shipper(journal.path, lambda: journal.end, self._advanced)
         version = 0 if run.control is None else CONTROL
-        shipper = self._shipper
-        shows_steps = run.steps is not None
-
-        def hello() -> protocol.Hello:
-            return protocol.Hello(head.stream, head.sync, shipper.confirmed.number, head.run, version, shows_steps)
-
+        hello = protocol.Hello(head.stream, head.sync, head.run, version, run.steps is not None)
         obey = None if run.control is None else self._obey
-        self._transport = self._make_transport(Feed(shipper, hello, self._synced, self._limit_segments, obey))
+        self._transport = self._make_transport(Feed(self._shipper, hello, self._synced, self._limit_segments, obey))
         self._transport.start()
         self._loop = asyncio.get_running_loop()
         if run.steps is not None:

@@ -53,14 +53,12 @@ ClockId = Annotated[str, msgspec.Meta(max_length=64)]
 
 
 class Hello(msgspec.Struct, frozen=True, tag=1, array_like=True):
-    """The first message of an exporter: which stream this is, and from which frame on it has everything."""
+    """The first message of an exporter: which stream this is."""
 
     stream: StreamId
     """Of the journal: the same whenever it is sent. Names the stream's directory."""
     sync: SyncWord
     """Of the journal's frames."""
-    oldest: Count
-    """Number of the oldest frame that may be sent: those before it were confirmed once, or deleted."""
     run: RunRecord
     control: Annotated[int, msgspec.Meta(ge=0, lt=1 << 16)] = 0
     """Version of the commands that the process obeys (`Order`); 0: none. Collectors that know nothing of it ignore it."""

@@ -85,8 +85,8 @@ class Feed(NamedTuple):
 
     shipper: Shipper
     """Reads the frames that are to be sent."""
-    hello: Callable[[], protocol.Hello]
-    """Makes the first message, which says which stream this is."""
+    hello: protocol.Hello
+    """The first message, which says which stream this is."""
     synced: Callable[[ClockSync], object] = lambda _: None
     """Called with each comparison of the clocks."""
     limit_segments: Callable[[int], object] = lambda _: None
@@ -285,8 +285,12 @@ class Transport(ABC):
             self._fail(error[:500], refused=refused)
             if self._frames > before:
                 backoff.reset()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(backoff.longest_delay() if refused else backoff.delay()):
-                    await self._retry_now.wait()
-                    self._retry_now.clear()
-                    backoff.reset()
+            await self._pause(backoff, backoff.longest_delay() if refused else backoff.delay())
+
+    async def _pause(self, backoff: Backoff, seconds: float) -> None:
+        """Waits before another attempt, unless the run ends: then that comes at once, and others soon."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._retry_now.wait()
+                self._retry_now.clear()
+                backoff.reset()

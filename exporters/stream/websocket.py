@@ -122,7 +122,7 @@ class WebSocketTransport(Transport):
             raise FormatError(f"it does not speak {protocol.SUBPROTOCOL}")
         try:
             async with asyncio.timeout(self._settings.timeout * self._patience):
-                await socket.send(protocol.encode(self._feed.hello()))
+                await socket.send(protocol.encode(self._feed.hello))
                 welcome = await _receive(socket)
         except TimeoutError:
             # It may have to read what it has of this stream.

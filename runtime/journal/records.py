@@ -128,7 +128,7 @@ class EndRecord(msgspec.Struct, frozen=True):
     arguments_cut: Int64 = 0
     """Events whose arguments were dropped, as they did not fit a frame or were not in the heap."""
     records_left_out: Int64 = 0
-    """Frames other than events that did not fit the size limit."""
+    """Frames other than events that did not fit the size limit, and facts of steps for which there was no time."""
     index: Int64 = 0
     """Position of the index frame; 0 = none."""
 

@@ -49,7 +49,7 @@ GROUP_BYTES = 64 << 10
 """A group of small writes is written when it has so many bytes."""
 _END_BYTES = 256
 FACTS_WAITING = 64
-"""Records of facts of steps that wait for the next events; of more the oldest are left out."""
+"""Records of facts of steps that wait for the next events; of more the oldest are left out, and counted."""
 
 
 class ClosedSegment(msgspec.Struct, frozen=True):
@@ -153,6 +153,8 @@ class JournalWriter:
         self._windows = 0
         self._skipped_records = 0
         self._facts: deque[object] = deque(maxlen=FACTS_WAITING)
+        self.facts_left_out = 0
+        """Records of facts of steps that were not written."""
         """Facts of steps that were not written yet."""
         self._marked = 0
         self._run: bytes = b""
@@ -364,13 +366,14 @@ class JournalWriter:
 
     def add_facts(self, facts: object) -> None:
         """Appends facts of steps, as an exporter sends them, before the next events or at the end. Waits for nothing."""
+        self.facts_left_out += len(self._facts) == FACTS_WAITING
         self._facts.append(facts)
 
     def _write_facts(self) -> None:
         while self._facts:
             facts = self._facts.popleft()
-            if self._has_room(self._reserve):
-                self._record(fmt.FrameType.STEP_FACTS, facts)
+            if not (self._has_room(self._reserve) and self._record(fmt.FrameType.STEP_FACTS, facts)):
+                self.facts_left_out += 1
 
     def close(self) -> None:
         """Appends the end record and closes the file, even if that cannot be written. Idempotent."""
@@ -385,7 +388,7 @@ class JournalWriter:
                     self._windows,
                     self.dropped,
                     self.arguments_cut,
-                    self._skipped_records,
+                    self._skipped_records + self.facts_left_out,
                     self._write_index(_END_BYTES),
                 )
                 self._control(fmt.FrameType.END, end)

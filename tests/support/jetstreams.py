@@ -38,28 +38,27 @@ class Publisher:
         self.stream = stream or uuid.uuid4().hex
         self.names = names.of(RUN, self.stream)
 
-    async def begin(self, oldest: int = 0) -> protocol.Hello:
+    async def begin(self) -> protocol.Hello:
         """Says which stream this is."""
-        message = hello(oldest, self.stream)
+        message = hello(self.stream)
         await layout.put(self.jetstream, self.team.hellos, self.names.key, message)
         header, _ = protocol.decode(message)
         assert isinstance(header, protocol.Hello)
         return header
 
-    async def publish(self, first: int, count: int, oldest: int = 0, size: int = 40) -> int:
+    async def publish(self, first: int, count: int, size: int = 40) -> int:
         """Publishes frames, as if all before them had the same size; where JetStream has them."""
         header = frames_header(first, count, position=fmt.FILE_HEADER.size + len(frames(0, 1, size)) * first)
-        return await self.send(protocol.encode(header, frames(first, count, size)), oldest)
+        return await self.send(protocol.encode(header, frames(first, count, size)))
 
-    async def end(self, number: int, oldest: int = 0) -> int:
+    async def end(self, number: int) -> int:
         """Publishes the frame that ends the stream."""
         last = b"".join(map(bytes, fmt.encode_frame(SYNC, fmt.FrameType.END, number, [b""])))
-        return await self.send(protocol.encode(frames_header(number, 1), last), oldest)
+        return await self.send(protocol.encode(frames_header(number, 1), last))
 
-    async def send(self, message: bytes, oldest: int = 0) -> int:
+    async def send(self, message: bytes) -> int:
         """Publishes anything."""
-        sent = await self.jetstream.publish(self.names.frames, message, headers={layout.OLDEST: str(oldest)})
-        return sent.seq
+        return (await self.jetstream.publish(self.names.frames, message)).seq
 
 
 async def whole(publisher: Publisher) -> None:

@@ -69,9 +69,14 @@ class NatsServer:
                 time.sleep(0.01)
 
     def pause(self) -> None:
-        """Stops it where it is: it reads and answers nothing, until it is killed."""
+        """Stops it where it is: it reads and answers nothing, until it goes on or is killed."""
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Lets it go on."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGCONT)
 
     def kill(self) -> None:
         """Ends it as a crash does."""

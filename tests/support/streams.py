@@ -36,6 +36,6 @@ def run_frame(number: int) -> bytes:
     return b"".join(map(bytes, fmt.encode_frame(SYNC, fmt.FrameType.RUN, number, [encode_record(RUN)])))
 
 
-def hello(oldest: int = 0, stream: str = STREAM, **fields: Any) -> bytes:
+def hello(stream: str = STREAM, **fields: Any) -> bytes:
     """The first message of an exporter."""
-    return protocol.encode(protocol.Hello(stream, fields.pop("sync", SYNC), oldest, RUN, **fields))
+    return protocol.encode(protocol.Hello(stream, fields.pop("sync", SYNC), RUN, **fields))

@@ -76,7 +76,7 @@ async def _send(url: str, frames: int, flags: int, data: bytes) -> None:
     subprotocols = [Subprotocol(protocol.SUBPROTOCOL)]
     async with connect(url + protocol.PATH, subprotocols=subprotocols, compression=None, proxy=None) as socket:
         await socket.send(
-            protocol.encode(protocol.Hello("0" * 32, SYNC, 0, RunRecord(name="", anchor=ClockAnchor.read())))
+            protocol.encode(protocol.Hello("0" * 32, SYNC, RunRecord(name="", anchor=ClockAnchor.read())))
         )
         await socket.recv()
         confirmed = 0

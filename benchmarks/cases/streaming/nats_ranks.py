@@ -20,6 +20,7 @@ from stepscope.exporters.nats import layout
 from stepscope.exporters.nats.connection import connect
 from stepscope.exporters.nats.names import DEFAULT_TEAM, Names
 from stepscope.exporters.nats.servers import NatsLimits, Servers
+from stepscope.exporters.nats.transport import HELLO_SECONDS
 from stepscope.exporters.stream import protocol
 from stepscope.exporters.stream.step_summary import STEP_DTYPE, SUMS_DTYPE
 from stepscope.runtime.events.clock import ClockAnchor
@@ -57,11 +58,11 @@ class Rank:
         """Number of the next frame."""
         self._position = fmt.FILE_HEADER.size
         self._step = 0
+        self._hello_due = 0.0
 
     async def begin(self) -> None:
         """Says whose stream it is."""
-        hello = protocol.Hello(self.stream, SYNC, 0, self._run)
-        await layout.put(self._jetstream, self._team.hellos, self._names.key, protocol.encode(hello))
+        await layout.put(self._jetstream, self._team.hellos, self._names.key, self._hello())
         await self._publish([(int(fmt.FrameType.RUN), encode_record(self._run))])
 
     async def publish(self, frames: int) -> None:
@@ -81,7 +82,13 @@ class Rank:
         runs = [protocol.StepRun(0, self._step, begin, packed.tobytes())]
         self._step += steps
         summary = protocol.StepSummary(self.next, 0, 0, runs, np.zeros(1, SUMS_DTYPE).tobytes(), ended=ended)
+        if time.monotonic() >= self._hello_due:
+            self._hello_due = time.monotonic() + HELLO_SECONDS
+            await self._client.publish(self._names.live, self._hello())
         await self._client.publish(self._names.live, protocol.encode(summary))
+
+    def _hello(self) -> bytes:
+        return protocol.encode(protocol.Hello(self.stream, SYNC, self._run))
 
     async def _publish(self, frames: Sequence[tuple[int, bytes]]) -> None:
         data = b"".join(
@@ -90,8 +97,7 @@ class Rank:
             for part in fmt.encode_frame(SYNC, kind, number, [payload])
         )
         header = protocol.Frames(self.next, len(frames), 0, self._position)
-        headers = {layout.OLDEST: str(self.next)}
-        await self._jetstream.publish(self._names.frames, protocol.encode(header, data), headers=headers)
+        await self._jetstream.publish(self._names.frames, protocol.encode(header, data))
         self.next += len(frames)
         self._position += len(data)
 

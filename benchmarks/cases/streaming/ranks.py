@@ -212,7 +212,7 @@ class _Rank:
             self._url + protocol.PATH, subprotocols=subprotocols, compression=None, proxy=None, open_timeout=60,
             ping_interval=None,
         ) as socket:  # fmt: skip
-            await socket.send(protocol.encode(protocol.Hello(self.id, SYNC, 0, record, summaries=True)))
+            await socket.send(protocol.encode(protocol.Hello(self.id, SYNC, record, summaries=True)))
             welcome, _ = protocol.decode(bytes(await socket.recv(decode=False)))
             assert isinstance(welcome, protocol.Welcome), welcome
             gather = max(round(welcome.gather_ms / 1e3), 1)

@@ -166,7 +166,7 @@ async def test_lines_that_cannot_be_written_are_reported(tmp_path: Path) -> None
 async def test_a_stream_that_is_being_deleted_is_not_opened(tmp_path: Path) -> None:
     """The loop does not wait for the disk that deletes it: the exporter gets the status to come again."""
     store = Store(CollectorSettings(directory=tmp_path))
-    hello = protocol.Hello(STREAM, SYNC, 0, run_record(run_in(tmp_path), 0))
+    hello = protocol.Hello(STREAM, SYNC, run_record(run_in(tmp_path), 0))
     async with store.stream(hello, lambda: None):
         assert not store.remove(STREAM), "it is open"
     store._removing.add(STREAM)  # pyright: ignore[reportPrivateUsage]
@@ -256,7 +256,7 @@ async def test_written_frames_count_though_their_connection_has_ended(
     first = [run_of(), opened]
     second = [events(0, 6400, 0), closed(0, 0, 0)]
     async with collecting(tmp_path) as running, connected(running.url) as old, connected(running.url) as new:
-        await old.send(hello(oldest=7))
+        await old.send(hello())
         assert isinstance(await answer(old), protocol.Welcome)
         await old.send(protocol.encode(frames_header(0, 2), encoded(first)))
         assert await answer(old) == protocol.Ack(2)
@@ -264,7 +264,7 @@ async def test_written_frames_count_though_their_connection_has_ended(
         try:
             await old.send(protocol.encode(frames_header(7, 2), encoded(second, 7)))
             await poll(hanging.begun.is_set)
-            await new.send(hello(oldest=7))
+            await new.send(hello())
             assert isinstance(await answer(old), protocol.Refused)
         finally:
             hanging.go.set()

@@ -260,7 +260,7 @@ async def test_a_flood_of_summaries_waits(tmp_path: Path, monkeypatch: pytest.Mo
         connected(running.url) as other,
     ):
         for made, stream in ((flooding, STREAM), (other, OTHER)):
-            await made.send(protocol.encode(Hello(stream, SYNC, 0, RUN, 0, True)))
+            await made.send(protocol.encode(Hello(stream, SYNC, RUN, 0, True)))
             await answer(made)
         times = running.collector.streams.all[STREAM].steps
         began = time.monotonic()
@@ -280,7 +280,7 @@ async def test_a_flood_through_nats_is_refused(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(live_stream, "STEPS_AT_ONCE", 3 * MAX_SUMMARY_STEPS)
     source = sources.Source(tmp_path, "nats://127.0.0.1:4222")
     names = Names().of(run := msgspec.structs.replace(RUN, job="job"), STREAM)
-    roster = SimpleNamespace(processes={names.key: SimpleNamespace(hello=Hello(STREAM, SYNC, 0, run))})
+    roster = SimpleNamespace(processes={names.key: SimpleNamespace(hello=Hello(STREAM, SYNC, run))})
 
     async def hear(number: int) -> int:
         message = SimpleNamespace(subject=names.live, data=protocol.encode(summary(number)))

@@ -76,7 +76,7 @@ async def test_a_malformed_message_ends_its_connection(tmp_path: Path, message: 
         hello(stream="../../../../../tmp/evil-000000000"),
         hello(stream="a" * 32 + "\n"),
         hello(sync=b"\xf5abcd"),
-        hello(oldest=-1),
+        hello(control=-1),
         protocol.encode(protocol.Ping(1)),
     ],
 )

@@ -192,7 +192,7 @@ def test_a_rank_that_makes_up_jobs_and_windows_is_bounded(monkeypatch: pytest.Mo
     monkeypatch.setattr(live_streams, "MOST_JOBS", 50)
     streams = Streams(8)
     for number in range(500):
-        hello = Hello(f"{number:032x}", b"sync", 0, run_of(number % 5, f"job{number}"))
+        hello = Hello(f"{number:032x}", b"sync", run_of(number % 5, f"job{number}"))
         with streams.connected(hello, CONNECTION) as stream:
             stream.add_frames(
                 [record_frame(fmt.FrameType.WINDOW_OPENED, WindowOpened(index, 0)) for index in range(300)], 1000, 300

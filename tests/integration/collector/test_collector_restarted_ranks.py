@@ -222,7 +222,7 @@ async def test_too_many_connections_are_asked_to_come_again(tmp_path: Path) -> N
         connected(running.url) as other,
     ):
         for made, stream in ((one, "a" * 32), (other, "b" * 32)):
-            await made.send(protocol.encode(protocol.Hello(stream, SYNC, 0, run_of(0))))
+            await made.send(protocol.encode(protocol.Hello(stream, SYNC, run_of(0))))
             if made is one:
                 assert isinstance(await answer(one), protocol.Welcome)
         refused = await answer(other)

@@ -278,7 +278,7 @@ def events(url: str, token: str) -> Generator[dict[str, Any]]:
 
 def hello_of_job(job: str, stream: str = STREAM) -> bytes:
     """The first message of a stream of a job."""
-    return protocol.encode(protocol.Hello(stream, SYNC, 0, msgspec.structs.replace(RUN, job=job)))
+    return protocol.encode(protocol.Hello(stream, SYNC, msgspec.structs.replace(RUN, job=job)))
 
 
 async def test_an_ingest_token_of_a_job_sends_that_job_only(tmp_path: Path) -> None:

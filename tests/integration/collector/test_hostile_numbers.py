@@ -71,7 +71,7 @@ AT_THE_BOUNDS: list[dict[str, Any]] = [
 def first_message(rank: int, **changes: Any) -> bytes:
     """Hello of a process that takes commands."""
     run = msgspec.to_builtins(RUN) | {"rank": rank, "world_size": 2, "job": "j"} | changes
-    header = msgspec.msgpack.encode([1, f"{rank:032x}", SYNC, 0, run, 1])
+    header = msgspec.msgpack.encode([1, f"{rank:032x}", SYNC, run, 1])
     return len(header).to_bytes(4, "little") + header
 
 
@@ -287,7 +287,7 @@ async def test_a_rank_that_claims_an_endless_world_costs_no_memory(
 ) -> None:
     """Its world counts as unknown, and a window is armed for the ranks that are there."""
     record = msgspec.to_builtins(RUN) | {"world_size": 1 << 62, "job": "j" * 20_000, "id": "i" * 20_000}
-    header = msgspec.msgpack.encode([1, STREAM, SYNC, 0, record, 1])
+    header = msgspec.msgpack.encode([1, STREAM, SYNC, record, 1])
     async with collecting(tmp_path) as running, connected(running.url) as made:
         await made.send(len(header).to_bytes(4, "little") + header)
         assert isinstance(await answer(made), protocol.Welcome)

@@ -369,7 +369,7 @@ class _Process:
 def test_a_stream_that_another_collector_takes_over_stays() -> None:
     """Events that were written here are counted; state and steps come from the summaries. The first summary has no rate."""
     streams = Streams(16)
-    hello = Hello("e" * 32, b"sync", 0, run_of(4), summaries=True)
+    hello = Hello("e" * 32, b"sync", run_of(4), summaries=True)
     with streams.connected(hello, CONNECTION) as stream:
         stream.add_frames([], 100, 0)
     assert not stream.remote
@@ -379,7 +379,7 @@ def test_a_stream_that_another_collector_takes_over_stays() -> None:
     assert stream.state(stream.seen) is State.CONNECTED and stream.steps.last == 39
     streams.add_shared_summary(hello, StepSummary(0, 0, 0, [], b"", ended=True), None)
     assert stream.state(stream.seen) is State.ENDED
-    other = Hello("d" * 32, b"sync", 0, run_of(5), summaries=True)
+    other = Hello("d" * 32, b"sync", run_of(5), summaries=True)
     streams.add_shared_summary(other, msgspec.structs.replace(summary([STEP] * 30), events=10**9), None)
     heard = streams.all[other.stream]
     assert heard.events == 10**9 and heard.event_rate.per_second(heard.seen) == 0
@@ -390,7 +390,7 @@ def test_streams_that_are_heard_are_forgotten(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("stepscope.collector.live.streams.MAX_REMOTE", 16)
     streams = Streams(2)
     for number in range(100):
-        hello = Hello(f"{number:032x}", b"sync", 0, run_of(number), summaries=True)
+        hello = Hello(f"{number:032x}", b"sync", run_of(number), summaries=True)
         streams.add_shared_summary(hello, summary([STEP] * 10), None)
     assert f"{99:032x}" in streams.all and f"{0:032x}" not in streams.all and 10 < len(streams.all) <= 21
 
@@ -424,7 +424,7 @@ def test_steps_that_another_than_the_process_sends_are_shown() -> None:
 def test_streams_of_other_collectors_are_shown() -> None:
     """A rank that is heard is there without files; when its frames come, these are counted."""
     streams = Streams(16)
-    hello = Hello("f" * 32, b"sync", 0, run_of(4), summaries=True)
+    hello = Hello("f" * 32, b"sync", run_of(4), summaries=True)
     streams.add_shared_summary(hello, summary([STEP] * 30), _Process())
     (rank,) = streams
     stream = rank.latest
@@ -465,4 +465,4 @@ def test_facts_that_a_journal_has_twice_are_judged_once() -> None:
         stream.add_summary(one)
     stream.finish_restoring()
     stream.add_summary(summary([STEP] * 40, first=130))
-    assert facts_of(stream.summaries)["step"].tolist() == [*range(10, 170)]
+    assert facts_of([each.summary for each in stream.summaries])["step"].tolist() == [*range(10, 170)]

@@ -12,14 +12,12 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from websockets.frames import Frame, Opcode
 
 from stepscope.collector.connection import Connection
 from stepscope.collector.errors import FullError
 from stepscope.collector.files.disk import DiskQuota
 from stepscope.collector.memory_budget import Grant, MemoryBudget
 from stepscope.collector.web import web_protocols
-from stepscope.collector.web.web_protocols import Announced
 from stepscope.exporters.stream import protocol
 from stepscope.runtime.requests.command import Command
 from tests.support.basics import poll
@@ -62,33 +60,6 @@ def test_one_that_goes_while_it_waits() -> None:
     assert budget.waiting == 1 and not third.granted
     first.release()
     assert third.granted and not second.granted and budget.used == 8
-
-
-# how long a message will be
-
-
-@given(st.data())
-def test_lengths_are_known_when_messages_begin(data: st.DataObject) -> None:
-    """Of frames as another implementation makes them, however they are cut."""
-    kinds = st.sampled_from([Opcode.BINARY, Opcode.TEXT, Opcode.CONT, Opcode.PING, Opcode.PONG])
-    sizes = st.one_of(st.integers(0, 300), st.sampled_from([125, 126, 127, 65_535, 65_536, 70_000]))
-    rows = data.draw(st.lists(st.tuples(kinds, sizes, st.booleans()), max_size=8))
-    expected: list[int] = []
-    made = b""
-    for opcode, size, final in rows:
-        if opcode in (Opcode.PING, Opcode.PONG):
-            size, final = min(size, 125), True
-        made += Frame(opcode, b"x" * size, final).serialize(mask=True)
-        if opcode in (Opcode.BINARY, Opcode.TEXT):
-            expected.append(size if final else -1)
-    announced = Announced(-1)
-    found: list[int] = []
-    at = 0
-    while at < len(made):
-        step = data.draw(st.integers(1, max(len(made) // 4, 1)))
-        found += announced.feed(made[at : at + step])
-        at += step
-    assert found == expected
 
 
 # a collector

@@ -116,7 +116,7 @@ async def test_an_odd_stream_that_is_connected_goes_on(tmp_path: Path, what: str
     path = stored(store, "b" * 32, ODD[what])
     restoring = StartupRecovery(store, streams)
     restoring.look()
-    with streams.connected(Hello("b" * 32, SYNC, 0, run_of()), CONNECTION) as stream:
+    with streams.connected(Hello("b" * 32, SYNC, run_of()), CONNECTION) as stream:
         assert stream.restoring
         await restoring.run()
         assert not stream.restoring and not streams.unread

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
-import json
 from collections.abc import AsyncGenerator
 from http import HTTPStatus
 from pathlib import Path
@@ -15,9 +13,7 @@ import pytest
 import stepscope as sc
 from stepscope.cli.main import main
 from stepscope.cli.network.collect import _exporter  # pyright: ignore[reportPrivateUsage]
-from stepscope.exporters.nats.exporter import NatsExporter
 from stepscope.exporters.specimens import batch_of, run_in, spans
-from stepscope.runtime.errors import OutputError
 from tests.support.basics import poll, require
 from tests.support.collectors import collecting, journals
 from tests.support.commands import stepscope
@@ -164,42 +160,3 @@ async def test_commands_follow_no_redirect(tmp_path: Path) -> None:
             assert done.returncode == 1, done
             assert "answered 307" in done.stderr and f"a redirect to {elsewhere.url}" in done.stderr
         assert list(journals(elsewhere.directory)) == []
-
-
-@pytest.mark.filterwarnings("ignore:parameter .timeout.:DeprecationWarning")
-async def test_a_websocket_of_nats_follows_no_redirect(tmp_path: Path) -> None:
-    """The client of NATS does: the server that it reached gets nothing."""
-    require("nats")
-    aiohttp = require("aiohttp")
-    web = require("aiohttp.web")
-    info = {"server_id": "x", "version": "2.10.0", "max_payload": 1 << 20, "headers": True, "proto": 1}
-    messages: list[bytes] = []
-
-    async def elsewhere(request: object) -> object:
-        socket = web.WebSocketResponse()
-        await socket.prepare(request)
-        await socket.send_bytes(f"INFO {json.dumps(info)}\r\n".encode())
-        messages.extend([message.data async for message in socket if message.type == aiohttp.WSMsgType.BINARY])
-        return socket
-
-    app = web.Application()
-    app.router.add_get("/", elsewhere)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    try:
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        host, port = site._server.sockets[0].getsockname()[:2]
-        async with redirecting(302, f"http://{host}:{port}/") as named:
-            exporter = NatsExporter(f"ws://{named}", settings=QUICK)
-            await exporter.open(run_in(tmp_path / "run"))
-            await poll(lambda: (found := exporter.statistics()) is not None and "redirect" in found.last_error)
-            with contextlib.suppress(TimeoutError, OutputError):  # it waits for as long as it may
-                async with asyncio.timeout(0.2):
-                    await exporter.aclose()
-            # The client of `nats` may make another session for a try that is cancelled.
-            for each in [each for each in gc.get_objects() if type(each) is aiohttp.ClientSession]:
-                await each.close()
-    finally:
-        await runner.cleanup()
-    assert not messages

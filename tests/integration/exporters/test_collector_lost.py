@@ -95,10 +95,8 @@ async def test_a_lost_connection_is_logged_once(tmp_path: Path) -> None:
         server.transport.abort()
 
     async with websocket(vanish) as url:
-        message, _ = protocol.decode(hello())
-        assert isinstance(message, protocol.Hello)
         link = WebSocketTransport(
-            Address(url, None), LinkSettings(first_delay=30), None, Feed(shipper, lambda: message)
+            Address(url, None), LinkSettings(first_delay=30), None, Feed(shipper, first_message())
         )
         link.start()
         await poll(lambda: link.statistics().last_error)
@@ -200,15 +198,21 @@ def test_the_way_into_nats_is_reported_as_options(tmp_path: Path) -> None:
     assert NatsAccess().options() == []
 
 
+def first_message() -> Hello:
+    """The first message of an exporter."""
+    header, _ = protocol.decode(hello())
+    assert isinstance(header, Hello)
+    return header
+
+
 class Stubborn(Transport):
     """A connection whose library makes an error of its own of a cancellation."""
 
     def __init__(self, shipper: Shipper) -> None:
-        super().__init__("nowhere", LinkSettings(first_delay=0.001, longest_delay=0.001), Feed(shipper, self._none))
+        super().__init__(
+            "nowhere", LinkSettings(first_delay=0.001, longest_delay=0.001), Feed(shipper, first_message())
+        )
         self.swallowed = 0
-
-    def _none(self) -> Hello:
-        raise AssertionError("nothing is said")
 
     async def _connection(self) -> None:
         try:

@@ -15,12 +15,13 @@ import pytest
 
 from stepscope.exporters.journal import JournalExporter
 from stepscope.exporters.specimens import batch_of, run_in, spans, window_of
+from stepscope.exporters.stream.protocol import StepSummary
 from stepscope.runtime.errors import ClosedError, OutputError
 from stepscope.runtime.events.record import EventBatch
 from stepscope.runtime.export.exporter_worker import ExporterWorker
 from stepscope.runtime.journal import records as records
 from stepscope.runtime.journal.reader import JournalReader
-from stepscope.runtime.journal.writer import JournalWriter
+from stepscope.runtime.journal.writer import FACTS_WAITING, JournalWriter
 from stepscope.runtime.windows.window import Step, Window
 from tests.support import disks
 from tests.support.basics import poll
@@ -135,6 +136,18 @@ async def test_a_window_that_does_not_fit_loses_its_steps_first(tmp_path: Path) 
     assert reader.end.windows == 1000
     assert reader.end.records_left_out > 1000 - len(windows)
     assert exporter.path.stat().st_size <= 1 << 16
+
+
+def test_facts_of_steps_that_are_left_out_count(tmp_path: Path) -> None:
+    """More of them come before the next events than wait; the end says how many were left out."""
+    writer = JournalWriter(tmp_path / "journal")
+    writer.open(run_in(tmp_path))
+    for number in range(FACTS_WAITING + 6):
+        writer.add_facts(StepSummary(number, 0, 0, [], b""))
+    writer.close()
+    with JournalReader(writer.path) as reader:
+        *_, end = reader
+    assert isinstance(end, records.EndRecord) and end.records_left_out == writer.facts_left_out == 6
 
 
 def test_a_million_steps_fit(tmp_path: Path) -> None:

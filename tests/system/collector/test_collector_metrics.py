@@ -144,7 +144,7 @@ def feed(streams: Streams, number: int, rank: int, count: int) -> Stream:
     """A connection that brings the next frames of a stream, of which the first are evicted, and is gone again."""
     life = a_longer_life()
     run = run_of(rank, f"job{rank % 2}")
-    with streams.connected(Hello(f"{number:032x}", SYNC, 0, run), CONNECTION) as stream:
+    with streams.connected(Hello(f"{number:032x}", SYNC, run), CONNECTION) as stream:
         new = life[stream.next : stream.next + count]
         stream.add_frames(new, 0, stream.next + len(new))
         if stream.next > 3:

@@ -118,7 +118,7 @@ def test_a_rank_has_died(tmp_path: Path) -> None:
         collector.streams.ranks["job-1"].latest.seen -= 60
         with quiet_page() as page:
             page.goto(url)
-            page.get_by_text("Died: rank 1.").wait_for()
+            page.get_by_text("Died: rank 1. A connection was lost and no end came").wait_for()
             assert "Nothing" not in page.locator("#verdict").inner_text()
 
     look_at(lambda: two_ranks(tmp_path, []), look)

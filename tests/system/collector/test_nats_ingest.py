@@ -40,7 +40,6 @@ from tests.support.journals import frame_numbers
 from tests.support.nats import NatsServer
 from tests.support.streams import RUN, SYNC, frames, frames_header, hello
 
-NEVER = 1e9
 """Seconds."""
 PARTITION = 5
 
@@ -83,7 +82,7 @@ class Collecting:
         """The partition, to be stored in the directory."""
         session = Session(
             publisher.client, publisher.jetstream, publisher.team, publisher.roster, self.store, self.streams,
-            publisher.budget, self.retries, self.refuse, gap_seconds=NEVER,
+            publisher.budget, self.retries, self.refuse,
         )._replace(**seconds)  # fmt: skip
         return Partition(session, PARTITION)
 
@@ -131,11 +130,11 @@ async def publishing(server: NatsServer, bound: int = 256 << 20) -> AsyncGenerat
 
 
 async def test_it_ends_with_the_stream(server: NatsServer, tmp_path: Path) -> None:
-    """However messages overlap and in whatever order they come. Others hear that this directory has it."""
+    """However messages overlap. Others hear that this directory has it."""
     collecting = Collecting(tmp_path)
     async with publishing(server) as publisher:
         await publisher.begin()
-        for first, count in ((0, 10), (5, 10), (20, 5), (15, 5), (20, 5)):
+        for first, count in ((0, 10), (5, 10), (15, 5), (5, 10), (20, 5)):
             await publisher.publish(first, count)
         await publisher.end(25)
         await collecting.take(publisher)
@@ -169,7 +168,7 @@ async def test_a_stream_that_cannot_be_written_keeps_no_other_from_it(server: Na
     collecting = Collecting(tmp_path)
     async with publishing(server) as publisher:
         unknown, foreign = publisher.another(), publisher.another()
-        await layout.put(publisher.jetstream, publisher.team.hellos, foreign.names.key, hello(0, unknown.stream))
+        await layout.put(publisher.jetstream, publisher.team.hellos, foreign.names.key, hello(unknown.stream))
         for one in (unknown, foreign):
             await one.publish(0, 5)
         await publisher.begin()
@@ -321,47 +320,16 @@ async def test_unacknowledged_messages_of_a_killed_collector_come_at_once(server
 
 
 async def test_frames_that_jetstream_has_deleted_count_as_lost(server: NatsServer, tmp_path: Path) -> None:
-    """A later message says that they were stored once, so the collector does not wait for them."""
+    """The messages of a stream are in order, so the collector does not wait for them."""
     collecting = Collecting(tmp_path)
     async with publishing(server) as publisher:
         await publisher.begin()
         await publisher.publish(0, 5)
         lost = await publisher.publish(5, 5)
-        await publisher.publish(10, 5, oldest=5)
-        await publisher.end(15, oldest=10)
+        await publisher.publish(10, 5)
+        await publisher.end(15)
         await publisher.jetstream.delete_msg(publisher.team.stream, lost)
         await collecting.take(publisher)
-    assert collecting.numbers(publisher) == [*range(5), *range(10, 16)]
-    assert collecting.missing(publisher) == 5
-
-
-async def test_missing_frames_are_awaited(server: NatsServer, tmp_path: Path) -> None:
-    """JetStream does not have them, but the exporter has: it publishes them long after those behind them."""
-    collecting = Collecting(tmp_path)
-    async with publishing(server) as publisher:
-        await publisher.begin()
-        await publisher.publish(0, 5)
-        await publisher.publish(10, 5)
-        await publisher.end(15)
-        async with collecting.taking(publisher):
-            await poll(lambda: collecting.next(publisher) == 5)
-            await asyncio.sleep(2.0)  # it looks each second whether they are lost
-            assert collecting.next(publisher) == 5
-            await publisher.publish(5, 5)
-            await poll(lambda: collecting.ended(publisher))
-    assert collecting.numbers(publisher) == list(range(16))
-    assert collecting.missing(publisher) == 0
-
-
-async def test_missing_frames_of_a_killed_exporter_count_as_lost(server: NatsServer, tmp_path: Path) -> None:
-    """They were never stored, and the exporter publishes nothing more; what JetStream delivers again is no sign of it."""
-    collecting = Collecting(tmp_path)
-    async with publishing(server) as publisher:
-        await publisher.begin()
-        await publisher.publish(0, 5)
-        await publisher.publish(10, 5)
-        await publisher.end(15)
-        await collecting.take(publisher, gap_seconds=2.5, ack_seconds=0.3)
     assert collecting.numbers(publisher) == [*range(5), *range(10, 16)]
     assert collecting.missing(publisher) == 5
 
@@ -376,13 +344,13 @@ async def test_a_file_that_lost_acknowledged_frames_is_completed(server: NatsSer
             await poll(lambda: collecting.next(publisher) == 5)
         place = collecting.store.path(publisher.stream).parent
         before = {path: path.read_bytes() for path in place.iterdir()}
-        await publisher.publish(5, 5, oldest=5)
+        await publisher.publish(5, 5)
         async with collecting.taking(publisher):
             await poll(lambda: collecting.next(publisher) == 10)
         for path, content in before.items():
             path.write_bytes(content)
-        await publisher.publish(10, 5, oldest=10)
-        await publisher.end(15, oldest=15)
+        await publisher.publish(10, 5)
+        await publisher.end(15)
         await collecting.take(publisher)
     assert collecting.numbers(publisher) == list(range(16))
     assert collecting.missing(publisher) == 0
@@ -452,20 +420,3 @@ async def test_memory_is_bounded(server: NatsServer, tmp_path: Path) -> None:
         assert FREE < bound.peak <= limit and bound.used == bound.waiting == 0
         assert peak < 2 * limit, "bytes that are read from the connection, and those being written, come on top"
     assert all(collecting.numbers(publisher) == list(range(13)) for publisher in publishers)
-
-
-async def test_streams_out_of_order_do_not_wait_for_each_other(server: NatsServer, tmp_path: Path) -> None:
-    """Two streams whose first message comes last, after more messages than there is memory for."""
-    collecting = Collecting(tmp_path)
-    async with publishing(server, 1 << 20) as first:
-        publishers = [first, first.another()]
-        for publisher in publishers:
-            await publisher.begin()
-            for number in (*range(1, 8), 0):
-                await publisher.publish(number, 1, size=400_000)
-            await publisher.end(8)
-        bound = first.budget
-        await collecting.take(*publishers)
-        assert bound.used == bound.waiting == 0
-    assert all(collecting.numbers(publisher) == list(range(9)) for publisher in publishers)
-    assert all(collecting.missing(publisher) == 0 for publisher in publishers)

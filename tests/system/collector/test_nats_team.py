@@ -321,8 +321,8 @@ async def test_frames_deleted_from_jetstream_are_in_the_directory_before(server:
             await poll(lambda: one.next(publisher.stream) == 5)
         await context.delete_msg(NAMES.stream, first)
         async with ingesting(directories[1], server.url) as other:
-            await publisher.publish(5, 5, oldest=5)
-            await publisher.end(10, oldest=5)
+            await publisher.publish(5, 5)
+            await publisher.end(10)
             await poll(lambda: other.ended(publisher.stream))
     journals = [directory / "streams" / publisher.stream / "journal" for directory in directories]
     assert frame_numbers(journals[0]) == list(range(5))

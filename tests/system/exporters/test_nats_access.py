@@ -197,13 +197,13 @@ def test_commands_refuse_secrets_in_urls(tmp_path: Path) -> None:
 
 def test_others_must_not_listen(tmp_path: Path) -> None:
     """To another machine nothing goes without TLS, unless somebody says so; on this one nobody listens."""
-    for url in ("nats://head:4222", "ws://head", "nats://10.0.0.1"):
+    for url in ("nats://head:4222", "nats://10.0.0.1"):
         with refused(ValueError, "--nats-ca", "access=NatsAccess(insecure=True)", "--nats-insecure"):
             NatsExporter(url)
         assert NatsExporter(url, access=NatsAccess(insecure=True)).url == url
     with refused(ValueError, "other", "tls://", "--nats-ca", "access=NatsAccess(insecure=True)", "--nats-insecure"):
         Servers(["tls://head", "nats://other"])
-    for url in ("tls://head", "wss://head", "nats://127.0.0.1", "nats://localhost:1", "nats://[::1]:4222"):
+    for url in ("tls://head", "nats://127.0.0.1", "nats://localhost:1", "nats://[::1]:4222"):
         assert NatsExporter(url).url == url
     (tmp_path / "ca.pem").touch()
     assert Servers("nats://head", NatsAccess(ca=tmp_path / "ca.pem")).urls == ["nats://head"]

@@ -36,7 +36,7 @@ RUNS = st.builds(
     created_ns=TIMES,
 )
 HEADERS: st.SearchStrategy[protocol.Header] = st.one_of(
-    st.builds(protocol.Hello, IDS, st.binary(min_size=4, max_size=4), COUNTS, RUNS, st.integers(0, 65535)),
+    st.builds(protocol.Hello, IDS, st.binary(min_size=4, max_size=4), RUNS, st.integers(0, 65535)),
     st.builds(protocol.Welcome, COUNTS, COUNTS, COUNTS, st.none() | st.integers(0, (1 << 32) - 1)),
     st.builds(protocol.Refused, st.text(max_size=1000), st.booleans()),
     st.builds(protocol.Frames, COUNTS, st.integers(0, protocol.MAX_FRAMES), st.integers(0, 65535), COUNTS),
@@ -81,7 +81,7 @@ def test_fields_that_are_added_later_are_ignored(header: protocol.Header) -> Non
 def test_every_run_fits_a_header() -> None:
     """However its name and host were made."""
     run = RunRecord(name="\U0001f600" * 100_000, anchor=ClockAnchor(0, 0, 0), host="h" * 100_000)
-    hello = protocol.Hello("0" * 32, b"\xf5abc", 0, protocol.short(run))
+    hello = protocol.Hello("0" * 32, b"\xf5abc", protocol.short(run))
     assert len(protocol.encode(hello)) < protocol.MAX_HEADER // 8
 
 
