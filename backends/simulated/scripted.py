@@ -127,9 +127,7 @@ class ScriptedBackend:
             that of `open`, where a real one would crash; and it says that it records that thread only.
     """
 
-    def __init__(
-        self, script: Iterable[Item] = (), *, name: str = "scripted", thread_bound: bool = False
-    ) -> None:
+    def __init__(self, script: Iterable[Item] = (), *, name: str = "scripted", thread_bound: bool = False) -> None:
         self.name = name
         self.thread_bound = thread_bound
         self._script = tuple(script)

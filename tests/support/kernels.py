@@ -39,6 +39,8 @@ class KnownDevice(SimulatedDevice):
             for stream, closed in enumerate(recording.closed):
                 made = self._workload.stretch(stream, recording.origin, recording.base, 0, closed, recording.stop)
                 times = (column.tolist() for column in (made.kernels, made.launched, made.started, made.ran))
-                for correlation, number, *kernel in zip(self._workload.correlations(made).tolist(), *times, strict=True):
+                for correlation, number, *kernel in zip(
+                    self._workload.correlations(made).tolist(), *times, strict=True
+                ):
                     kernels[correlation] = Kernel(stream, KERNELS[number], *kernel)
         return kernels

@@ -160,7 +160,11 @@ class _LateBackend(ScriptedBackend):
         """Notes the begin; has the events delivered after the end."""
         super().transition(before, after, at)
         sink, began = self._sink, self._began
-        if began is not None and sink is not None and (not after.records or before is sc.ProfilerAction.RECORD_AND_SAVE):
+        if (
+            began is not None
+            and sink is not None
+            and (not after.records or before is sc.ProfilerAction.RECORD_AND_SAVE)
+        ):
             self._began = None
             sink.run_soon(partial(self._deliver_late, sink, began))
         if after.records and self._began is None:

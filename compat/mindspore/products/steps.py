@@ -187,7 +187,9 @@ class StepPhases(Product):
         self._waiting: list[Block] = []
         """Operators of MindSpore that came before the first step's mark."""
         self._named: defaultdict[int, list[NDArray[np.int64]]] = defaultdict(list)
-        self._own = SpanChoice(lambda name, category: category not in NOT_NAMED and class_of(name, category) == Phase.SPAN)
+        self._own = SpanChoice(
+            lambda name, category: category not in NOT_NAMED and class_of(name, category) == Phase.SPAN
+        )
 
     async def add(self, batch: EventBatch) -> None:
         events = batch.events
