@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 
 from stepscope.analysis.findings import DeviceAnswer, HostActivity, KernelTime, NameShare, RankAnswer
+from stepscope.analysis.tables.span_choice import SpanChoice
 from stepscope.analysis.thresholds import FINDING
 from stepscope.runtime.display.text_table import human_time, printable, shorten
 from stepscope.runtime.events import strings, tracks
@@ -106,6 +107,14 @@ def activity_of(name: str, category: str) -> Activity | None:
     return Activity.OPERATOR if category in {"cpu_op", "operator"} else None
 
 
+def _class_of_span(name: str, category: str) -> int:
+    number = class_of(name, category)
+    if DEVICE_CLASS <= number < DEVICE_CLASS + len(Device):
+        return number - DEVICE_CLASS
+    activity = activity_of(name, category)
+    return _OTHER if activity is None else _HOST + activity
+
+
 class DeviceBuilder:
     """Gathers what devices and host did in one window.
 
@@ -116,7 +125,7 @@ class DeviceBuilder:
     def __init__(self, most_spans: int = MOST_SPANS) -> None:
         self._room = most_spans
         self._spans: list[Any] = []
-        self._classes: dict[int, int] = {}
+        self._classes = SpanChoice(_class_of_span, np.uint8)
         self._owners: dict[int, int] = {}
         self._busy: dict[tuple[int, int], _Pieces] = {}
         self._host: dict[tuple[int, int], _Pieces] = {}
@@ -133,8 +142,7 @@ class DeviceBuilder:
         spans = events[(kinds == Kind.SPAN) & (events["dur"] > 0)]
         if not len(spans):
             return
-        unique, inverse = np.unique(spans["name"].astype(np.int64) << 16 | spans["category"], return_inverse=True)
-        classes = np.fromiter((self._class(int(key)) for key in unique), np.uint8, len(unique))[inverse]
+        classes = self._classes.of(spans)
         begin = spans["ts"].astype(np.int64)
         end = begin + spans["dur"]
         self._add_spans(spans, classes)
@@ -162,19 +170,6 @@ class DeviceBuilder:
             rows[field] = spans[field]
         rows["class"] = classes
         self._spans.append(rows[classes >= _HOST])
-
-    def _class(self, key: int) -> int:
-        found = self._classes.get(key)
-        if found is None:
-            name, category = strings.text(key >> 16), strings.text(key & 0xFFFF)
-            number = class_of(name, category)
-            if DEVICE_CLASS <= number < DEVICE_CLASS + len(Device):
-                found = number - DEVICE_CLASS
-            else:
-                activity = activity_of(name, category)
-                found = _OTHER if activity is None else _HOST + activity
-            self._classes[key] = found
-        return found
 
     def _device(self, track: int) -> int:
         """The track of the device that a stream belongs to."""

@@ -1,8 +1,9 @@
-"""Chooses spans by name and category: each pair is judged once."""
+"""Judges spans by name and category: each pair once."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,45 +11,28 @@ from numpy.typing import NDArray
 from stepscope.runtime.events import strings
 from stepscope.runtime.events.record import Block
 
-_NO_CATEGORY = 0xFFFF
-
 
 class SpanChoice:
-    """Chooses spans. Nearly all names have one category, so a table by the ids of names answers for most.
+    """Chooses spans, or puts them into classes.
 
     Args:
-        chosen: whether spans of a name and category are chosen.
+        judge: whether spans of a name and category are chosen, or the number of their class.
+        answers: type of what that returns, for arrays.
     """
 
-    def __init__(self, chosen: Callable[[str, str], bool]) -> None:
-        self._chosen = chosen
-        self._answers: NDArray[np.bool_] = np.zeros(0, np.bool_)
-        self._categories: NDArray[np.uint16] = np.zeros(0, np.uint16)
-        self._is_chosen: dict[tuple[int, int], bool] = {}
+    def __init__(self, judge: Callable[[str, str], int], answers: Any = np.bool_) -> None:
+        self._judge, self._type = judge, answers
+        self._answers: dict[int, int] = {}
 
-    def of(self, spans: Block) -> NDArray[np.bool_]:
-        """Which of the spans are chosen."""
-        names, categories = spans["name"], spans["category"]
-        self._grow(int(names.max(initial=0)) + 1)
-        answers: NDArray[np.bool_] = self._answers[names]
-        other = np.flatnonzero(self._categories[names] != categories)
-        if len(other):
-            keys, inverse = np.unique(names[other].astype(np.int64) << 16 | categories[other], return_inverse=True)
-            found = np.array([self._judge(key >> 16, key & 0xFFFF) for key in keys.tolist()], np.bool_)
-            answers[other] = found[inverse]
+    def of(self, spans: Block) -> NDArray[Any]:
+        """The answer on each of the spans."""
+        pairs: Any = spans["name"].astype(np.int64) << 16 | spans["category"]
+        distinct, places = np.unique(pairs, return_inverse=True)
+        answers: NDArray[Any] = np.fromiter(map(self._answer, distinct.tolist()), self._type, len(distinct))[places]
         return answers
 
-    def _judge(self, name: int, category: int) -> bool:
-        found = self._is_chosen.get((name, category))
+    def _answer(self, pair: int) -> int:
+        found = self._answers.get(pair)
         if found is None:
-            found = self._is_chosen[name, category] = self._chosen(strings.text(name), strings.text(category))
-            if self._categories[name] == _NO_CATEGORY:
-                self._categories[name], self._answers[name] = category, found
+            found = self._answers[pair] = self._judge(strings.text(pair >> 16), strings.text(pair & 0xFFFF))
         return found
-
-    def _grow(self, size: int) -> None:
-        more = size - len(self._answers)
-        if more > 0:
-            more = max(more, len(self._answers))
-            self._answers = np.concatenate((self._answers, np.zeros(more, np.bool_)))
-            self._categories = np.concatenate((self._categories, np.full(more, _NO_CATEGORY, np.uint16)))

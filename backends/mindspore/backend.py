@@ -7,6 +7,7 @@ import logging
 import sys
 from collections import Counter
 from collections.abc import Mapping
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,7 @@ from stepscope.runtime.events.clock import ClockAnchor
 from stepscope.runtime.schedule.action import ProfilerAction
 from stepscope.runtime.sources.sink import BackendReport, Sink
 from stepscope.runtime.threads import locks
-from stepscope.runtime.threads.background_call import BackgroundCall
-from stepscope.runtime.threads.native_threads import SimpleQueue
+from stepscope.runtime.threads.job_thread import JobThread
 
 log = logging.getLogger("stepscope")
 
@@ -89,8 +89,7 @@ class MindSporeBackend:
         self._cost_ns = 0
         self._error_ns = 0
         self._rows = MindSporeTracks()
-        self._queue: SimpleQueue[_Recorded | int | None] = SimpleQueue()
-        self._delivering: BackgroundCall[None] | None = None
+        self._jobs = JobThread("stepscope mindspore")
 
     def stream_only(self) -> None:
         """Refuses: there is nothing of MindSpore before a window ends.
@@ -157,10 +156,7 @@ class MindSporeBackend:
     async def aclose(self) -> None:
         if self._directory is not None:
             self._stop(clock.now())
-        delivering, self._delivering = self._delivering, None
-        if delivering is not None:
-            self._queue.put(None)
-            await asyncio.to_thread(delivering.result)
+        await asyncio.to_thread(self._jobs.wait)
         self._sink = None
 
     def report(self) -> BackendReport:
@@ -231,28 +227,24 @@ class MindSporeBackend:
 
     def _put(self, item: _Recorded | int) -> None:
         assert self._sink is not None
-        if self._delivering is None:
-            if isinstance(item, int):
-                self._sink.watermark(item)
-                return
-            self._delivering = BackgroundCall(self._run, self._sink, name="stepscope mindspore", elsewhere=True)
-        self._delivering.start()
-        self._queue.put(item)
+        if isinstance(item, int) and self._jobs.idle:
+            self._sink.watermark(item)
+        else:
+            self._jobs.submit(partial(self._hand_over, item, self._sink))
 
-    def _run(self, sink: Sink) -> None:
-        while (item := self._queue.get()) is not None:
-            try:
-                if isinstance(item, _Recorded):
-                    self._deliver(item, sink)
-                    item = item.until
-                sink.watermark(item)
-            except ClosedError:
-                self._problems["the profiler was closed before a window was delivered"] += 1
+    def _hand_over(self, item: _Recorded | int, sink: Sink) -> None:
+        try:
+            if isinstance(item, _Recorded):
+                self._deliver(item, sink)
+                item = item.until
+            sink.watermark(item)
+        except ClosedError:
+            self._problems["the profiler was closed before a window was delivered"] += 1
 
     def _deliver(self, recorded: _Recorded, sink: Sink) -> None:
         try:
             made = convert(recorded.directory, recorded.anchors, self._rows, shapes=recorded.shapes)
-        except (OSError, ValueError) as error:
+        except Exception as error:
             self._problems[f"a window has no operators: {_line(error)}"] += 1
             return
         finally:

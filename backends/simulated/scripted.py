@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
-import anyio
 import msgspec
 
 from stepscope.runtime import _core
@@ -17,7 +15,6 @@ from stepscope.runtime.events.record import Block, Kind, empty_block
 from stepscope.runtime.events.tracks import TrackKind
 from stepscope.runtime.schedule.action import ProfilerAction
 from stepscope.runtime.sources.sink import BackendReport, Sink
-from stepscope.runtime.threads import locks
 from stepscope.runtime.threads.native_threads import get_ident
 
 Moment = Literal["open", "warmup", "start", "stop", "aclose"]
@@ -66,32 +63,15 @@ class Deliver(msgspec.Struct, frozen=True):
 
     events: Sequence[Span | Instant | Counter]
     on: Moment = "stop"
-    recording: int | None = None
-    """Number of the recording, from 0, that this is played in; `None` is every one."""
-    delay: float = 0.0
-    """Seconds after the moment; what is still to come when the backend is closed is delivered then."""
-    late: bool = False
-    """True breaks the promise: the watermark does not wait for the delay."""
-    watermark: int | None = None
-    """Stated with the block, relative to the start of the recording."""
-
-
-class Watermark(msgspec.Struct, frozen=True):
-    """States that everything before `start` was delivered."""
-
-    start: int
-    on: Moment = "stop"
-    recording: int | None = None
 
 
 class Lose(msgspec.Struct, frozen=True):
-    """Reports `count` events lost around `start`."""
+    """Reports `count` events lost around `start`, relative to the start of the recording."""
 
     count: int
     start: int = 0
     reason: str = "source"
     on: Moment = "stop"
-    recording: int | None = None
 
 
 class Raise(msgspec.Struct, frozen=True):
@@ -99,10 +79,9 @@ class Raise(msgspec.Struct, frozen=True):
 
     error: BaseException
     on: Moment
-    recording: int | None = None
 
 
-Item = Deliver | Watermark | Lose | Raise
+Item = Deliver | Lose | Raise
 
 
 def make_block(
@@ -138,61 +117,24 @@ def make_block(
     return block, bytes(args)
 
 
-class Call(msgspec.Struct, frozen=True):
-    """One call that the backend got."""
-
-    what: Literal["open", "transition", "aclose"]
-    thread: int
-    """Identity of the thread that called."""
-    before: ProfilerAction | None = None
-    after: ProfilerAction | None = None
-    at: int | None = None
-
-
 class ScriptedBackend:
-    """Plays the items of a script at the profiler's transitions, in order.
-
-    After each recording the watermark passes its end, once everything delayed was delivered.
+    """Plays the items of a script at the profiler's transitions, in order. The watermark passes the end of each recording.
 
     Args:
         script: what to play.
         name: name of the source.
         thread_bound: where it wants to be called, see `Backend`. If True it raises `BackendError` on any other thread than
             that of `open`, where a real one would crash; and it says that it records that thread only.
-        report: what `report()` says.
-        auto_watermark: False states no watermark but those of the script: a backend that windows wait for.
     """
 
-    def __init__(
-        self,
-        script: Iterable[Item] = (),
-        *,
-        name: str = "scripted",
-        thread_bound: bool = False,
-        report: BackendReport | None = None,
-        auto_watermark: bool = True,
-    ) -> None:
+    def __init__(self, script: Iterable[Item] = (), *, name: str = "scripted", thread_bound: bool = False) -> None:
         self.name = name
         self.thread_bound = thread_bound
-        self.calls: list[Call] = []
-        """Every call but `report`, in order."""
         self._script = tuple(script)
-        self._report = report or BackendReport(mode="scripted")
-        self._auto = auto_watermark
         self._tracks: dict[str, int] = {}
-        self._lock = locks.reentrant()
         self._sink: Sink | None = None
-        self._reset()
-
-    def _reset(self) -> None:
-        self._thread = 0
-        self._recording = -1
-        self._origin = 0
+        self._thread = self._origin = 0
         self._recorded = False
-        self._delayed: dict[int, Callable[[], None]] = {}  # by number
-        self._number = 0
-        self._holding: defaultdict[int, int] = defaultdict(int)  # per recording: deliveries its watermark waits for
-        self._ends: dict[int, int] = {}
 
     @property
     def one_thread(self) -> bool:
@@ -201,21 +143,14 @@ class ScriptedBackend:
 
     def open(self, sink: Sink) -> None:
         """Takes the sink. Raises `BackendError` while open, and what the script says."""
-        self.calls.append(Call("open", get_ident()))
         if self._sink is not None:
             raise BackendError(f"{self.name} is in use by another profiler: make a ScriptedBackend for each")
-        self._reset()
-        self._thread = get_ident()
+        self._thread, self._origin, self._recorded = get_ident(), 0, False
+        self._play("open", sink)
         self._sink = sink
-        try:
-            self._play("open", sink)
-        except BaseException:
-            self._sink = None
-            raise
 
     def transition(self, before: ProfilerAction, after: ProfilerAction, at: int) -> None:
         """Plays what the script has for this moment. Raises what the script says."""
-        self.calls.append(Call("transition", get_ident(), before, after, at))
         if self.thread_bound and get_ident() != self._thread:
             raise BackendError(f"{self.name} is bound to the thread that opened it, and was switched on another one")
         sink = self._sink
@@ -226,89 +161,32 @@ class ScriptedBackend:
             try:
                 self._play("stop", sink)
             finally:
-                with self._lock:
-                    self._ends[self._recording] = at
-                self._report_watermark(self._recording, sink)
+                sink.watermark(at)
         if after is ProfilerAction.WARMUP:
             self._play("warmup", sink)
         if after.records and not self._recorded:
             self._recorded, self._origin = True, at
-            self._recording += 1
             self._play("start", sink)
 
     async def aclose(self) -> None:
-        """Delivers what is delayed, at once. Raises what the script says."""
-        self.calls.append(Call("aclose", get_ident()))
-        sink = self._sink
-        if sink is None:
-            return
-        try:
-            for number in sorted(self._delayed):
-                self._deliver_delayed(number)
+        """Raises what the script says."""
+        sink, self._sink = self._sink, None
+        if sink is not None:
             self._play("aclose", sink)
-        finally:
-            self._sink = None
 
     def report(self) -> BackendReport:
-        """The argument of the constructor."""
-        return self._report
+        return BackendReport(mode="scripted")
 
     def _play(self, moment: Moment, sink: Sink) -> None:
         for item in self._script:
-            if item.on != moment or item.recording not in (None, self._recording):
+            if item.on != moment:
                 continue
             if isinstance(item, Raise):
                 raise item.error
-            if isinstance(item, Watermark):
-                sink.watermark(self._origin + item.start)
-            elif isinstance(item, Lose):
+            if isinstance(item, Lose):
                 sink.dropped(item.count, item.reason, self._origin + item.start)
-            elif item.delay > 0:
-                self._deliver_later(item, sink)
             else:
-                self._deliver(item, self._origin, sink)
-
-    def _deliver(self, item: Deliver, origin: int, sink: Sink) -> None:
-        events, args = make_block(item.events, origin, self._track)
-        sink.deliver(events, args, watermark=None if item.watermark is None else origin + item.watermark)
-
-    def _deliver_later(self, item: Deliver, sink: Sink) -> None:
-        recording, origin = self._recording, self._origin
-
-        def deliver() -> None:
-            self._deliver(item, origin, sink)
-            if not item.late:
-                with self._lock:
-                    self._holding[recording] -= 1
-                self._report_watermark(recording, sink)
-
-        with self._lock:
-            self._number += 1
-            number = self._number
-            self._delayed[number] = deliver
-            if not item.late:
-                self._holding[recording] += 1
-
-        async def later() -> None:
-            await anyio.sleep(item.delay)
-            if self._sink is sink:
-                self._deliver_delayed(number)
-
-        sink.run_soon(later)
-
-    def _deliver_delayed(self, number: int) -> None:
-        # Either the delay or aclose() comes first; they may be on different threads.
-        with self._lock:
-            deliver = self._delayed.pop(number, None)
-        if deliver is not None:
-            deliver()
-
-    def _report_watermark(self, recording: int, sink: Sink) -> None:
-        with self._lock:
-            done = recording in self._ends and not self._holding[recording]
-            at = self._ends.pop(recording) if done else None
-        if at is not None and self._auto:
-            sink.watermark(at)
+                sink.deliver(*make_block(item.events, self._origin, self._track))
 
     def _track(self, name: str) -> int:
         # Ids of real threads are at most 2**22 on Linux.

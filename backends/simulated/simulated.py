@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.backends.simulated.workload import KERNELS, Workload, chance
+from stepscope.backends.simulated.workload import Workload, chance
 from stepscope.runtime.errors import BackendError
 from stepscope.runtime.events import clock as process_clock
 from stepscope.runtime.events.clock import ClockMapping
@@ -81,18 +81,7 @@ class DeviceClock:
         )
 
 
-_MAX_RECORDINGS = 64  # whose truth can be asked for
 _CHUNK = 65_536  # kernels generated before the loop gets a turn
-
-
-class Kernel(msgspec.Struct, frozen=True, gc=False):
-    """The true events of the device; times in ns of the process's clock."""
-
-    stream: int
-    name: str
-    launch_ns: int
-    start_ns: int
-    dur_ns: int
 
 
 class DeviceStatistics(msgspec.Struct, frozen=True):
@@ -203,7 +192,7 @@ class SimulatedDevice:
         self._reset()
 
     def _reset(self) -> None:
-        self._recordings: deque[_Recording] = deque(maxlen=_MAX_RECORDINGS)
+        self._last: _Recording | None = None
         self._current: _Recording | None = None
         self._pending: list[_Buffer] = []
         self._number = self._base = 0
@@ -226,9 +215,8 @@ class SimulatedDevice:
         if self._sink is None:
             return
         if after.records and self._current is None:
-            self._current = _Recording(at, self._base, None, [0] * self._workload.streams)
+            self._current = self._last = _Recording(at, self._base, None, [0] * self._workload.streams)
             self._number += 1
-            self._recordings.append(self._current)
         elif not after.records and self._current is not None:
             self._current.stop = at
             self._close_buffers(at)
@@ -265,32 +253,9 @@ class SimulatedDevice:
         mapped = self._device_clock.describe() if self._device_clock else "not read yet"
         return BackendReport(mode="simulated", clock=mapped, notes=tuple(notes))
 
-    # what tests and users look at
-
-    @property
-    def produced(self) -> int:
-        """Events made since `open`, the lost ones included."""
-        return self._counts.produced
-
     def statistics(self) -> DeviceStatistics:
         """Accounts so far."""
         return self._counts
-
-    @property
-    def truth(self) -> dict[int, Kernel]:
-        """By correlation id, the kernels in all buffers closed in the last 64 recordings. For small runs."""
-        kernels: dict[int, Kernel] = {}
-        for recording in self._recordings:
-            for stream, closed in enumerate(recording.closed):
-                made = self._workload.stretch(stream, recording.origin, recording.base, 0, closed, recording.stop)
-                rows = zip(
-                    self._workload.correlations(made), made.kernels, made.launched, made.started, made.ran, strict=True
-                )
-                for correlation, kernel, launched, started, ran in rows:
-                    kernels[int(correlation)] = Kernel(
-                        stream, KERNELS[int(kernel)], int(launched), int(started), int(ran)
-                    )
-        return kernels
 
     def poll(self) -> None:
         """Does what is due now. Called by the device itself on its loop; by hand only under a manual clock."""
@@ -371,7 +336,7 @@ class SimulatedDevice:
 
     def _lose(self, sink: Sink, buffer: _Buffer) -> None:
         recording = buffer.recording
-        lost = 2 * self._workload.count(*buffer.slots)
+        lost = 2 * len(self._workload.stretch(*buffer.slots))
         if lost:
             sink.dropped(lost, "source", self._workload.slot_start(recording.origin, buffer.first))
             self._count(lost=lost)
@@ -389,8 +354,8 @@ class SimulatedDevice:
             waiting.append(now)
         if waiting:
             at = min(waiting) - 2 * device_clock.mapping.error_ns
-        elif self._recordings and self._recordings[-1].stop is not None:
-            at = self._recordings[-1].stop
+        elif self._last is not None and self._last.stop is not None:
+            at = self._last.stop
         else:
             return
         if at > self._stated:

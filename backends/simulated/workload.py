@@ -143,12 +143,6 @@ class Workload:
         launch_ns = max(int(0.1 * self.period), 1)
         return Stretch(stream, local[:n] + base, launched[:n], launch_ns, started[:n], ran[:n], kernels)
 
-    def count(self, stream: int, origin: int, base: int, first: int, last: int, stop: int | None) -> int:
-        """How many kernels `stretch` would give."""
-        if stop is None or self.slot_start(origin, last) <= stop:
-            return last - first
-        return len(self.stretch(stream, origin, base, first, last, stop))
-
     def host_block(self, stretch: Stretch) -> Block:
         """Launch spans and the beginnings of their flows, on the host's clock."""
         block, spans = self._fill(self._host_pair, stretch, stretch.launched, self.host_tracks[stretch.stream], 0)

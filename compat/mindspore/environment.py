@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from stepscope.compat.mindspore.analysis.analysis import Analysis
+from stepscope.compat.mindspore.options.options import checked
 from stepscope.compat.mindspore.profiler import Profiler
 from stepscope.runtime.settings.arguments import got
 from stepscope.runtime.threads.background_call import call_before_threads_end
@@ -117,9 +118,7 @@ def read_variable(text: str) -> dict[str, Any] | None:
     if not isinstance(options, dict):
         raise ValueError(f"it must be a mapping, {got(options)}")
     options = cast(dict[str, Any], options)
-    start = options.pop("start", False)
-    if not isinstance(start, bool):
-        raise TypeError(f"start must be True or False, {got(start)}")
+    start = checked("start", options.pop("start", False), bool)
     for name in ("schedule", "on_trace_ready", "start_profile"):
         if name in options:
             log.warning("%s: %r cannot be given here and has no effect", VARIABLE, name)

@@ -10,9 +10,9 @@ from typing import Any
 
 from stepscope.compat.mindspore.analysis import offline
 from stepscope.compat.mindspore.analysis.analysis import Analysis
-from stepscope.compat.mindspore.analysis.background import analysis_thread
+from stepscope.compat.mindspore.analysis.background import analyse_later
 from stepscope.compat.mindspore.options.enums import AnalysisMode
-from stepscope.compat.mindspore.options.options import read_options
+from stepscope.compat.mindspore.options.options import checked, read_options
 from stepscope.compat.mindspore.products.operators import OperatorRow, OperatorTable, find_operators, operators_as_json
 from stepscope.compat.mindspore.recording.capture import analyse_captures
 from stepscope.compat.mindspore.recording.recording import Recording, log
@@ -85,12 +85,12 @@ class Profiler(Recording):
             TypeError, ValueError: if an argument is not what it should be.
         """
         steps = _read_step_list(step_list)
-        _check_pretty(pretty)
-        waits = _read_mode(mode) is AnalysisMode.SYNC_MODE
+        checked("pretty", pretty, bool)
+        waits = checked("mode", mode, AnalysisMode) is AnalysisMode.SYNC_MODE
         if offline_path is not None:
             if waits:
                 return offline.analyse_below(Path(offline_path), self.options, pretty, steps)
-            analysis_thread.submit(lambda: offline.analyse_below(Path(offline_path), self.options, pretty, steps))
+            analyse_later(lambda: offline.analyse_below(Path(offline_path), self.options, pretty, steps))
             return None
         self._stop()
         return analyse_captures(self._captures, pretty=pretty, steps=steps, waits=waits)
@@ -121,7 +121,7 @@ class Profiler(Recording):
             ProfilerDirNotFoundException: if there is no such directory.
             RuntimeError: if there is nothing to analyse; says why of every directory that was looked at.
         """
-        _check_pretty(pretty)
+        checked("pretty", pretty, bool)
         options = read_options(
             {"data_simplification": data_simplification, "ascend_names": ascend_names}, "offline_analyse"
         )
@@ -292,18 +292,6 @@ def analyse(
         TypeError, RuntimeError: as there.
     """
     return Profiler.offline_analyse(profiler_path, pretty, step_list, data_simplification)
-
-
-def _read_mode(mode: object) -> AnalysisMode:
-    for each in AnalysisMode:
-        if mode in (each, each.value):
-            return each
-    raise ValueError(f"mode must be 'sync' or 'async', {got(mode)}")
-
-
-def _check_pretty(value: object) -> None:
-    if not isinstance(value, bool):
-        raise TypeError(f"pretty must be True or False, {got(value)}")
 
 
 def _read_step_list(step_list: Any) -> tuple[int, ...] | None:

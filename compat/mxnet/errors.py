@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
+from typing import Any, Literal
 
 from stepscope.runtime.errors import StepscopeError
-from stepscope.runtime.settings.arguments import got
+from stepscope.runtime.settings.validation import find_invalid_value
 
 
 class MXNetError(StepscopeError, RuntimeError):
@@ -30,9 +30,8 @@ def one_of(what: str, value: object, allowed: Iterable[str], error: type[MXNetVa
     Raises:
         MXNetValueError: naming the value, those that there are, and the nearest; or the `error` that was given.
     """
-    names = list(allowed)
-    if isinstance(value, str) and value in names:
-        return value
-    nearest = difflib.get_close_matches(str(value), names, 1)
-    hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
-    raise error(f"{what} must be one of {', '.join(map(repr, names))}, {got(value)}{hint}")
+    literal: Any = Literal
+    invalid = find_invalid_value(value, literal[tuple(allowed)], what)
+    if invalid is not None:
+        raise error(invalid.text)
+    return str(value)

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.backends.parallel_layout import groups
+from stepscope.backends.torch.importing import private
 from stepscope.compat.torch.activities import has_torch
 from stepscope.compat.torch.events.averages import averages
 from stepscope.compat.torch.events.function_events import FunctionEvents
-from stepscope.compat.torch.events.profiler_util import build_tree
 from stepscope.compat.torch.events.window_spans import WindowSpans
 from stepscope.compat.torch.windows.finished_window import FinishedWindow, TorchFlags, export_window
 from stepscope.compat.torch.windows.memory_timeline import NEEDS, LatestResults, export_memory_timeline
@@ -108,7 +108,7 @@ class Results(ABC):
         if not lists:
             util: Any = import_module("torch.autograd.profiler_util")
             empty = util.EventList([], profile_memory=self._torch_flags.profile_memory)
-            build_tree(empty)
+            private(empty, "_build_tree")()
             return empty
         for further in lists[1:]:
             lists[0].extend(further)

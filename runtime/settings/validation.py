@@ -76,6 +76,8 @@ class InvalidValue(NamedTuple):
     """Its path: names of fields, numbers of items."""
     text: str
     """Its place, what it should be, its value, and what to do: `Control.poll must be a number >= 0.01, got int: 0`."""
+    wrong_type: bool = False
+    """Whether its type is wrong; else the value is out of its range."""
 
 
 def find_invalid_value(
@@ -117,7 +119,8 @@ def find_invalid_value(
     hint = _similar(value, parts)
     if isinstance(value, str) and where.endswith("_bytes"):
         hint = "; give the number of bytes, such as 64_000_000"
-    return InvalidValue(keys, f"{where} must be {expected}, {got(value)}{hint}".strip())
+    wrong_type = (found := _EXPECTED.fullmatch(reason)) is not None and found[2] is None
+    return InvalidValue(keys, f"{where} must be {expected}, {got(value)}{hint}".strip(), wrong_type)
 
 
 def expected_value(reason: str, parts: Sequence[Type] = ()) -> str:

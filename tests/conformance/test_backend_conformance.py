@@ -26,7 +26,7 @@ from tests.support.messages import refused
 NONE, WARMUP, RECORD, SAVE = ProfilerAction
 SCRIPT = (
     Deliver([Span("b", 2000, 500, arguments={"x": 1}), Span("a", 0, 1000)], on="start"),
-    Deliver([Counter("loss", 5, 1.5), Instant("mark", 6)], delay=0.01),
+    Deliver([Counter("loss", 5, 1.5), Instant("mark", 6)]),
 )
 
 CASES: dict[str, Case] = {

@@ -12,19 +12,22 @@ import tempfile
 import threading
 import time
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+import anyio
 import msgspec
 from hypothesis import strategies as st
 
 import stepscope as sc
-from stepscope.backends.simulated.scripted import Deliver, Lose, Span
+from stepscope.backends.simulated.scripted import Lose, ScriptedBackend, Span, make_block
 from stepscope.exporters.memory import Method
 from stepscope.runtime import _core
 from stepscope.runtime.accounting.ledger import SourceLedger
 from stepscope.runtime.events.record import Kind
 from stepscope.runtime.recording.recorder import recorder
+from stepscope.runtime.sources.sink import Sink
 from tests.support.window_audit import audit_window
 
 Exporter = Literal["fine", "slow", "raises", "cannot open", "hangs", "cannot close"]
@@ -146,9 +149,31 @@ def _exporter(kind: Exporter) -> sc.exporters.MemoryExporter:
     )
 
 
-def _late_backend() -> sc.backends.ScriptedBackend:
-    spans = tuple(Span("late", start, 500, category="cpu_op") for start in range(0, 100_000, 2_000))
-    return sc.backends.ScriptedBackend([Deliver(spans, delay=0.05, late=True), Lose(7)], name="late")
+class _LateBackend(ScriptedBackend):
+    """Delivers 50 ms after the end of each recording, behind its watermark."""
+
+    def __init__(self) -> None:
+        super().__init__([Lose(7)], name="late")
+        self._began: int | None = None
+
+    def transition(self, before: sc.ProfilerAction, after: sc.ProfilerAction, at: int) -> None:
+        """Notes the begin; has the events delivered after the end."""
+        super().transition(before, after, at)
+        sink, began = self._sink, self._began
+        if (
+            began is not None
+            and sink is not None
+            and (not after.records or before is sc.ProfilerAction.RECORD_AND_SAVE)
+        ):
+            self._began = None
+            sink.run_soon(partial(self._deliver_late, sink, began))
+        if after.records and self._began is None:
+            self._began = at
+
+    async def _deliver_late(self, sink: Sink, began: int) -> None:
+        await anyio.sleep(0.05)
+        spans = [Span("late", start, 500, category="cpu_op") for start in range(0, 100_000, 2_000)]
+        sink.deliver(*make_block(spans, began, self._track))
 
 
 def execute(plan: RunPlan, overflow: Overflow, ring_slots: int, ring_bytes: int, directory: Path) -> list[str]:
@@ -172,7 +197,7 @@ def execute(plan: RunPlan, overflow: Overflow, ring_slots: int, ring_bytes: int,
                 if each.device
                 else None
             )
-            backends: list[Any] = [backend for backend in (device, _late_backend() if each.late else None) if backend]
+            backends: list[Any] = [backend for backend in (device, _LateBackend() if each.late else None) if backend]
             exporters = [_exporter(kind) for kind in each.exporters]
             options = sc.Options(
                 memory_bytes=1 << 32, ring_slots=ring_slots, ring_bytes=ring_bytes, overflow=overflow if number == 0 else each.overflow,

@@ -13,7 +13,6 @@ such an operator runs the slot stays empty.
 
 from __future__ import annotations
 
-import functools
 import logging
 import sys
 import threading
@@ -21,6 +20,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -31,6 +31,7 @@ from stepscope.runtime import _core
 from stepscope.runtime.threads import locks
 from stepscope.runtime.threads.background_call import BackgroundCall
 from stepscope.runtime.threads.native_threads import get_ident
+from stepscope.runtime.threads.user_code import replace
 
 log = logging.getLogger("stepscope")
 
@@ -120,7 +121,8 @@ class TorchSlot:
         self._calls = _Calls()
         self._lock = locks.reentrant()
         self._users = 0
-        self._wrapped: list[tuple[Any, str, Any, Any]] = []
+        self._undo: list[Callable[[], None]] = []
+        """Restore what is replaced of torch."""
         self._kineto: set[int] = set()
         """Threads on which the program has prepared or started kineto."""
         self._changes = Counter[int]()
@@ -167,21 +169,12 @@ class TorchSlot:
             for name in _MODULES:
                 module = sys.modules.get(name)
                 for function, what in _FUNCTIONS.items():
-                    original = getattr(module, function, None)
-                    if original is not None:
-                        wrapper = self._wrap(original, what)
-                        setattr(module, function, wrapper)
-                        self._wrapped.append((module, function, original, wrapper))
-            # Not `__exit__`: a `with` statement that has begun already has it.
-            for owner, name, wrap in (
-                (region, "__enter__", self._wrap_region_begin),
-                # Below the operator's own object, which torch looks at while it compiles.
-                (ends, "_op", self._stand_for_end),
-            ):
-                original = getattr(owner, name)
-                wrapper = wrap(original)
-                setattr(owner, name, wrapper)
-                self._wrapped.append((owner, name, original, wrapper))
+                    if hasattr(module, function):
+                        replace(self._undo, function, partial(self._wrap, what), module)
+            replace(self._undo, "__enter__", self._wrap_region_begin, region)
+            # Not `__exit__`, which a `with` statement that has begun already has; but below the operator's own object, at which torch
+            # looks while it compiles.
+            replace(self._undo, "_op", self._stand_for_end, ends)
 
     def unwatch(self) -> None:
         """Puts torch's functions back, once nobody watches any more; not where somebody else has wrapped them since."""
@@ -189,10 +182,8 @@ class TorchSlot:
             self._users -= 1
             if self._users:
                 return
-            for module, function, original, wrapper in self._wrapped:
-                if getattr(module, function, None) is wrapper:
-                    setattr(module, function, original)
-            self._wrapped.clear()
+            while self._undo:
+                self._undo.pop()()
 
     @contextmanager
     def ours(self) -> Generator[None]:
@@ -283,8 +274,7 @@ class TorchSlot:
                 self._kineto &= {_SOMEWHERE, *(thread.ident or 0 for thread in threading.enumerate())}
             return bool(self._kineto)
 
-    def _wrap(self, original: Callable[..., Any], what: str) -> Callable[..., Any]:
-        @functools.wraps(original)
+    def _wrap(self, what: str, original: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
             if self._calls.ours or not self._users:
                 return original(*args, **kwargs)
@@ -296,7 +286,6 @@ class TorchSlot:
     def _wrap_region_begin(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """Notes for each region the recording of kineto that it begins under."""
 
-        @functools.wraps(original)
         def begin(region: Any) -> Any:
             where = _SOMEWHERE if self.all_threads else get_ident()
             mark = (where, self._changes[where]) if self.all_threads or (self.is_occupied and not self.emits) else None
@@ -351,12 +340,12 @@ class TorchSlot:
         if not any(occupant.must_stay for occupant in self.occupants) or not in_operator():
             return False
         self._calls.stands_in = True
-        level, self._warned = (logging.DEBUG if self._warned else logging.WARNING), True
-        log.log(
-            level,
-            "a torch profiler of the program began inside of an operator (in a hook or a custom function), where stepscope "
-            "records with kineto: it records nothing. Begin it outside, or record with TorchBackend(mode='stream')",
-        )
+        if not self._warned:
+            self._warned = True
+            log.warning(
+                "a torch profiler of the program began inside of an operator (in a hook or a custom function), where stepscope "
+                "records with kineto: it records nothing. Begin it outside, or record with TorchBackend(mode='stream')"
+            )
         return True
 
     def _call_for_program(

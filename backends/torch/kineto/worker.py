@@ -10,6 +10,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,8 @@ from stepscope.runtime.schedule.action import ProfilerAction
 from stepscope.runtime.sources.sink import BackendReport, Sink
 from stepscope.runtime.threads import locks
 from stepscope.runtime.threads.background_call import BackgroundCall
-from stepscope.runtime.threads.native_threads import RLock, SimpleQueue
+from stepscope.runtime.threads.job_thread import JobThread
+from stepscope.runtime.threads.native_threads import RLock
 
 
 class SharedResult:
@@ -134,11 +136,10 @@ class KinetoWorker:
         self._sink = sink
         self._keeper = keeper
         self._tracks = KinetoTracks()
-        self._queue: SimpleQueue[FinishedTrace | int | None] = SimpleQueue()
         self._unfinished: deque[FinishedTrace] = deque()
         self._closing = False
         self._abandoned = False
-        self._working: BackgroundCall[None] = BackgroundCall(self._run, name="stepscope-kineto", elsewhere=True)
+        self._jobs = JobThread("stepscope-kineto")
         self._advanced_at = 0.0
         self.problems: Counter[str] = Counter()
         """Failures and their counts."""
@@ -147,46 +148,43 @@ class KinetoWorker:
 
     def put(self, item: FinishedTrace | int) -> None:
         """Takes a trace, or a time to which the watermark may go once the traces before it are delivered."""
-        if isinstance(item, int) and not self._working.started:
+        if isinstance(item, int) and self._jobs.idle:
             self._sink.watermark(item)
             return
-        self._working.start()
         if isinstance(item, FinishedTrace):
             self._unfinished.append(item)
-        self._queue.put(item)
+        self._jobs.submit(partial(self._hand_over, item))
 
     async def aclose(self) -> None:
         """Finishes what is waiting. When cancelled it delivers what is converted, and counts what is left as dropped."""
-        if not self._working.started or self._closing:
+        if self._closing:
             return
         self._closing = True
-        self._queue.put(None)
         try:
-            await asyncio.to_thread(self._working.result)
+            await asyncio.to_thread(self._jobs.wait)
         except anyio.get_cancelled_exc_class():
             for trace in list(self._unfinished):
                 self._sink.missing(trace.since, trace.until, f"not all of {trace.name} {TOO_LATE}")
             self._abandoned = True
             with anyio.move_on_after(LAST_S, shield=True):
-                await asyncio.to_thread(self._working.wait)
+                await asyncio.to_thread(self._jobs.wait)
             raise
         finally:
             self._abandoned = True
 
-    def _run(self) -> None:
-        while (item := self._queue.get()) is not None:
-            try:
-                if isinstance(item, FinishedTrace):
-                    if self._abandoned:
-                        item.result.release()
-                        self.problems[f"a recording of torch {NOT_BEGUN}"] += 1
-                    else:
-                        self._finish(item)
-                    self._unfinished.popleft()
-                else:
-                    self._sink.watermark(item)
-            except ClosedError:
-                self.problems["the profiler was closed before a trace was delivered"] += 1
+    def _hand_over(self, item: FinishedTrace | int) -> None:
+        try:
+            if isinstance(item, int):
+                self._sink.watermark(item)
+                return
+            if self._abandoned:
+                item.result.release()
+                self.problems[f"a recording of torch {NOT_BEGUN}"] += 1
+            else:
+                self._finish(item)
+            self._unfinished.popleft()
+        except ClosedError:
+            self.problems["the profiler was closed before a trace was delivered"] += 1
 
     def _advance(self) -> None:
         """The work goes on: windows that wait for it, and closing, wait on."""

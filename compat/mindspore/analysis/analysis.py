@@ -21,7 +21,7 @@ from stepscope.compat.mindspore.products.communication import Communication, Par
 from stepscope.compat.mindspore.products.data_pipeline import DataPipelineFiles, ProcessorUse
 from stepscope.compat.mindspore.products.flops import Flops
 from stepscope.compat.mindspore.products.host import FoldedStacks, HostInfo
-from stepscope.compat.mindspore.products.memory import MemoryRecord, MemoryUsage, StepMemory
+from stepscope.compat.mindspore.products.memory import MemoryRecord, MemoryUsage
 from stepscope.compat.mindspore.products.operators import OperatorFiles, OperatorTable
 from stepscope.compat.mindspore.products.steps import StepPhases, StepTimes
 from stepscope.compat.mindspore.products.timeline import ReportPage, TimelineSummary, TraceView
@@ -242,7 +242,8 @@ def collectives_of(journal: Path) -> CollectiveTable:
 
 def _stages(place: Path, journal: Path, request: AnalysisRequest) -> list[Product]:
     options, target = request.options, request.target
-    operators, memory = OperatorFiles(place, target.device_id), MemoryRecord(place, target.device)
+    operators = OperatorFiles(place, target.device_id)
+    memory = MemoryRecord(place, target.device, by_step=options.memory)
     stages: list[Product] = [
         TraceView(place, options.timeline_limit, request.pretty),
         operators,
@@ -255,7 +256,7 @@ def _stages(place: Path, journal: Path, request: AnalysisRequest) -> list[Produc
     if options.data_process:
         stages += [DataPipelineFiles(place, target.device_id), ProcessorUse(place, target.device_id)]
     if options.memory:
-        stages += [StepMemory(place), MemoryUsage(place, target.rank, target.memory, memory)]
+        stages.append(MemoryUsage(place, target.rank, target.memory, memory))
     if options.communication:
         stages.append(Communication(place, target.rank, request.fastest))
     if options.profile_framework is not None:

@@ -101,8 +101,8 @@ def analyse_below(path: Path, options: ProfilerOptions, pretty: bool, steps: tup
     """
     if not path.is_dir():
         raise ProfilerDirNotFoundException(f"there is no directory {path}")
-    if not analysis_thread.is_current():
-        return analysis_thread.call(lambda: analyse_below(path, options, pretty, steps))
+    if not analysis_thread.is_current:
+        return analysis_thread.submit(lambda: analyse_below(path, options, pretty, steps)).result()
     done: list[WindowAnalysis] = []
     failed: list[str] = []
     places = dict(_below(path, failed))

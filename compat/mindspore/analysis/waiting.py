@@ -41,29 +41,24 @@ def fastest_runs(recordings: Sequence[RankCollectives], rank_size: int) -> tuple
     if len(ranks) < size:
         missing = _named("rank", sorted(set(range(size)) - ranks))
         return found, f"the waiting of ranks is not known: the job has {size}, and no recording of {missing} was read"
-    counts: dict[int, Counter[int]] = {rank: Counter() for rank in ranks}
-    tables: defaultdict[tuple[int, int], dict[int, CollectiveTable]] = defaultdict(dict)
-    """By step and the number of the recording that has it, counted on each rank: the collectives of each rank."""
-    parts: list[set[tuple[int, int]]] = [set() for _ in recordings]
+    whole: defaultdict[int, CollectiveTable] = defaultdict(CollectiveTable)
+    """All collectives of each rank."""
+    earlier: dict[int, Counter[tuple[int, str]]] = {}
+    """By recording: how often its rank had run each collective in each step before."""
     for index, (rank, _, table) in sorted(enumerate(recordings), key=lambda item: item[1].began_ns):
-        for run in table.runs:
-            part = run.step, counts[rank][run.step]
-            parts[index].add(part)
-            tables[part].setdefault(rank, CollectiveTable()).runs.append(run)
-        counts[rank].update(step for step, _ in parts[index])
-    uneven = {step for step, _ in tables if len({count[step] for count in counts.values()}) > 1}
-    grouped = any(each.table.in_groups for each in recordings)
-    fastest = {
-        part: fastest_of([*of_ranks.values()])
-        for part, of_ranks in tables.items()
-        if part[0] not in uneven and not grouped
-    }
-    for own, of_recording in zip(found, parts, strict=True):
-        for part in of_recording & fastest.keys():
-            own.update(fastest[part])
-    if not uneven:
+        earlier[index] = Counter((run.step, run.name) for run in whole[rank].runs)
+        whole[rank].runs += table.runs
+        whole[rank].in_groups |= table.in_groups
+    fastest = fastest_of([*whole.values()])
+    for index, each in enumerate(recordings):
+        for step, name, place in each.table.keyed():
+            key = step, name, place + earlier[index][step, name]
+            if key in fastest:
+                found[index][step, name, place] = fastest[key]
+    unknown = {run.step for table in whole.values() for run in table.runs} - {step for step, _, _ in fastest}
+    if not unknown or any(table.in_groups for table in whole.values()):
         return found, ""
-    steps = _named("step", sorted(uneven))
+    steps = _named("step", sorted(unknown))
     return (
         found,
         f"the waiting of ranks is not known in {steps}: not all ranks recorded collectives in it equally often",

@@ -7,9 +7,8 @@ import struct
 import zlib
 from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
-from functools import partial
 from math import inf
-from typing import Any, Final, Literal, cast
+from typing import Annotated, Any, Final, Literal, cast
 
 import msgspec
 
@@ -26,15 +25,14 @@ from stepscope.compat.mindspore.options.enums import (
 from stepscope.compat.mindspore.options.options import (
     ProfilerOptions,
     activities_of,
-    boolean,
+    checked,
     read_options,
-    whole_number,
 )
 from stepscope.runtime.control.entry_points.decoding import decode_json
 from stepscope.runtime.errors import ControlError
 from stepscope.runtime.session.ranks import ranks_from
 from stepscope.runtime.settings.arguments import refusal
-from stepscope.runtime.settings.validation import did_you_mean
+from stepscope.runtime.settings.validation import did_you_mean, find_invalid_value
 
 FIELDS: Final[Mapping[str, Any]] = {
     "start_step": -1,
@@ -74,12 +72,29 @@ DEFAULT_FILE: Final[Mapping[str, Any]] = {
 }
 """The file that is made where there is none: fields, order and values are those of MindSpore 2.10."""
 
-COMMANDS: Final = ("", "extend", "abort")
-"""Requests to a window that runs: to go on until the `stop_step` that the file has now, or to end at once."""
-
 _FURTHER = frozenset(ProfilerOptions.__struct_fields__) - set(FIELDS) - {"start_profile", "output_path"}
 _OWN = ("run_id", "command", "steps", "ranks", "prof_path", "analyse", "aic_metrics", "overlap")
 """Further fields that are no options of `Profiler`."""
+
+_Int32 = Annotated[int, msgspec.Meta(ge=-1 << 31, lt=1 << 31)]
+_Code = Literal[-1, 0, 1]
+_KINDS: Final[Mapping[str, Any]] = {
+    "start_step": Literal["next"] | _Int32,
+    "stop_step": _Int32,
+    "analyse_mode": _Code,
+    "parallel_strategy": bool,
+    "with_stack": bool,
+    "data_simplification": bool,
+    "is_valid": bool,
+    "run_id": str | int,
+    "command": Literal["", "extend", "abort"],
+    "prof_path": Annotated[str, msgspec.Meta(min_length=1)],
+    "analyse": bool,
+    "steps": Annotated[int, msgspec.Meta(ge=0)],
+    "overlap": Literal["refuse", "queue"],
+    "profile_framework": _Code,
+}
+"""Types of fields; those that are not here have readers of their own."""
 
 _MODES = {-1: None, 0: "sync", 1: "async"}
 _FRAMEWORK = {-1: None, 0: "all", 1: "time"}
@@ -118,7 +133,8 @@ class DynamicProfilerArgs:
         activities: 0 for CPU and NPU, 1 for CPU, 2 for NPU, or names.
         parallel_strategy, with_stack, data_simplification: see `ProfilerOptions`.
         is_valid: whether this was read from a file that could be read.
-        further: `run_id`, which distinguishes a window from another one of the same steps; `command`, one of `COMMANDS`;
+        further: `run_id`, which distinguishes a window from another one of the same steps; `command`, a request to the window that runs: `extend`, to go on
+            until the `stop_step` that the file has now, or `abort`, to end at once;
             `steps`, how many are recorded, in place of `stop_step`; `ranks`, those that record, as `"0,3-5"` or a list;
             `prof_path`, a directory that takes the place of the monitor's `output_path`, unless it is `UNSET_PATH`;
             `overlap`, which is `queue` for a window that begins when the one that it overlaps has ended;
@@ -148,37 +164,36 @@ class DynamicProfilerArgs:
             other, aicore_metrics = aicore_metrics, further.pop("aic_metrics")
             if other not in (-1, aicore_metrics):
                 self._warn(f"aicore_metrics is {other!r} and aic_metrics {aicore_metrics!r}: aic_metrics is taken")
-        self.start_step: int | Literal["next"] = self._read("start_step", start_step, _start)
-        self.stop_step: int = self._read("stop_step", stop_step, _integer)
-        self._metrics: AicoreMetrics = self._read("aicore_metrics", aicore_metrics, _metrics)
-        self._level: ProfilerLevel | None = self._read("profiler_level", profiler_level, _level)
-        self._mode: int = self._read("analyse_mode", analyse_mode, _mode)
-        self._activities: tuple[ProfilerActivity, ...] = self._read("activities", activities, _activities)
-        self._parallel_strategy: bool = self._read("parallel_strategy", parallel_strategy, boolean)
-        self._with_stack: bool = self._read("with_stack", with_stack, boolean)
-        self._data_simplification: bool = self._read("data_simplification", data_simplification, boolean)
-        self.is_valid: bool = self._read("is_valid", is_valid, boolean, False)
-        self.run_id: str = self._read("run_id", further.pop("run_id", ""), _run_id, "")
-        self.command: str = self._read("command", further.pop("command", ""), _command, "")
+        self.start_step: int | Literal["next"] = self._read("start_step", start_step)
+        self.stop_step: int = self._read("stop_step", stop_step)
+        self._metrics: AicoreMetrics = self._read("aicore_metrics", aicore_metrics)
+        self._level: ProfilerLevel | None = self._read("profiler_level", profiler_level)
+        self._mode: int = self._read("analyse_mode", analyse_mode)
+        self._activities: tuple[ProfilerActivity, ...] = self._read("activities", activities)
+        self._parallel_strategy: bool = self._read("parallel_strategy", parallel_strategy)
+        self._with_stack: bool = self._read("with_stack", with_stack)
+        self._data_simplification: bool = self._read("data_simplification", data_simplification)
+        self.is_valid: bool = self._read("is_valid", is_valid, False)
+        self.run_id: str = str(self._read("run_id", further.pop("run_id", ""), ""))
+        self.command: str = self._read("command", further.pop("command", ""), "")
         """The request to the window that runs."""
-        self.prof_path: str = self._read("prof_path", further.pop("prof_path", UNSET_PATH), _path, UNSET_PATH)
+        self.prof_path: str = self._read("prof_path", further.pop("prof_path", UNSET_PATH), UNSET_PATH)
         """Directory below which windows go; `UNSET_PATH`: that of the monitor."""
         self._analyse: bool | None = (
-            self._read("analyse", further.pop("analyse"), boolean, None) if "analyse" in further else None
+            self._read("analyse", further.pop("analyse"), None) if "analyse" in further else None
         )
         if self._analyse is False and self._mode != -1:
             self._warn(f"analyse is False, so analyse_mode {self._mode} makes no products; did you mean analyse true?")
-        self.steps: int = self._read("steps", further.pop("steps", 0), partial(whole_number, least=0), 0)
+        self.steps: int = self._read("steps", further.pop("steps", 0), 0)
         """How many steps are recorded; 0: `stop_step` says where they end."""
-        self.ranks: tuple[int, ...] | None = self._read("ranks", further.pop("ranks", None), _ranks, ())
+        self.ranks: tuple[int, ...] | None = self._read("ranks", further.pop("ranks", None), ())
         """Those that record; `None` for all, none if it could not be read."""
-        self.overlap: Literal["refuse", "queue"] = self._read(
-            "overlap", further.pop("overlap", "refuse"), _overlap, "refuse"
-        )
+        self.overlap: Literal["refuse", "queue"] = self._read("overlap", further.pop("overlap", "refuse"), "refuse")
         """The rule for a window that overlaps another one."""
         self._further = self._read_further(further)
 
-    def _read(self, name: str, value: Any, read: Callable[[Any], Any], *default: Any) -> Any:
+    def _read(self, name: str, value: Any, *default: Any) -> Any:
+        read = _READERS.get(name, lambda value: checked(name, value, _KINDS[name]))
         try:
             return read(value)
         except (TypeError, ValueError) as error:
@@ -190,7 +205,7 @@ class DynamicProfilerArgs:
         options: dict[str, Any] = {}
         for name, value in fields.items():
             if name == "profile_framework" and isinstance(value, int) and not isinstance(value, bool):
-                value = self._read(name, value, _framework, None)
+                value = _FRAMEWORK[self._read(name, value, -1)]
                 if value is None:
                     continue
             if name in _FURTHER:
@@ -352,66 +367,10 @@ def _plain(value: Any) -> Any:
     return getattr(value, "value", value)
 
 
-def _integer(value: Any) -> int:
-    number = whole_number(value, -1 << 31)
-    if number >= 1 << 31:
-        raise ValueError("must be a whole number of 32 bits")
-    return number
-
-
-def _metrics(value: Any) -> AicoreMetrics:
-    return member(AicoreMetrics, value, DYNAMIC_METRICS)
-
-
-def _level(value: Any) -> ProfilerLevel | None:
-    if value == -1 and not isinstance(value, bool):
-        return None
-    return member(ProfilerLevel, value, LEVELS)
-
-
-def _mode(value: Any) -> int:
-    number = _integer(value)
-    if number not in _MODES:
-        raise ValueError("must be one of -1 (none), 0 (at once) and 1 (in the background)")
-    return number
-
-
-def _framework(value: int) -> str | None:
-    if value not in _FRAMEWORK:
-        raise ValueError("must be one of -1 (none), 0 ('all') and 1 ('time')")
-    return _FRAMEWORK[value]
-
-
 def _activities(value: Any) -> tuple[ProfilerActivity, ...]:
     if value is None:
         raise TypeError(f"must be one of {', '.join(map(str, ACTIVITIES))}, or a list of names")
     return activities_of(value)
-
-
-def _run_id(value: Any) -> str:
-    if isinstance(value, bool) or not isinstance(value, str | int):
-        raise TypeError("must be a str or a whole number")
-    return str(value)
-
-
-def _command(value: Any) -> str:
-    if value not in COMMANDS:
-        raise ValueError(f"must be 'extend' or 'abort'{did_you_mean(str(value), COMMANDS[1:])}")
-    return str(value)
-
-
-def _overlap(value: Any) -> str:
-    if value not in ("refuse", "queue"):
-        raise ValueError("must be 'refuse' or 'queue'")
-    return str(value)
-
-
-def _path(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError("must be a path as text")
-    if not value or "\0" in value:
-        raise ValueError("must be a path as text, not empty")
-    return value
 
 
 def _shown(value: Any) -> str:
@@ -421,17 +380,20 @@ def _shown(value: Any) -> str:
     return ", ".join(map(_shown, cast(Iterable[Any], value))) if isinstance(value, tuple) else repr(value)
 
 
-def _start(value: Any) -> int | Literal["next"]:
-    return "next" if value == "next" else _integer(value)
-
-
 def _ranks(value: Any) -> tuple[int, ...] | None:
     if value is None or isinstance(value, str):
         return ranks_from(value)
-    found = [whole_number(each, 0) for each in cast(Iterable[Any], value)] if isinstance(value, list | tuple) else []
-    if not found:
+    if not value or find_invalid_value(value, list[Annotated[int, msgspec.Meta(ge=0)]]) is not None:
         raise TypeError('must name ranks, as "0,3-5" or [0, 3]')
-    return ranks_from(found)
+    return ranks_from(value)
+
+
+_READERS: Final[Mapping[str, Callable[[Any], Any]]] = {
+    "aicore_metrics": lambda value: member(AicoreMetrics, value, DYNAMIC_METRICS),
+    "profiler_level": lambda value: None if value == -1 else member(ProfilerLevel, value, LEVELS),
+    "activities": _activities,
+    "ranks": _ranks,
+}
 
 
 def _number(value: Any, numbers: Mapping[int, Any]) -> int | str:

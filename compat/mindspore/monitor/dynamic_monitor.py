@@ -9,9 +9,11 @@ import sys
 import weakref
 from collections import deque
 from pathlib import Path
-from typing import Any, Final, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 
-from stepscope.compat.mindspore.analysis.background import analysis_thread
+import msgspec
+
+from stepscope.compat.mindspore.analysis.background import wait_for_analyses
 from stepscope.compat.mindspore.monitor.dynamic_args import DEFAULT_FILE, DynamicProfilerArgs
 from stepscope.compat.mindspore.monitor.window_recorder import WindowRecorder
 from stepscope.compat.mindspore.profiler import Profiler
@@ -26,7 +28,7 @@ from stepscope.runtime.requests.end_change import EndRequest
 from stepscope.runtime.requests.window_request import WindowRequest
 from stepscope.runtime.session.job import rank_from_environment
 from stepscope.runtime.settings.arguments import got, switch_argument
-from stepscope.runtime.settings.validation import did_you_mean
+from stepscope.runtime.settings.validation import did_you_mean, find_invalid_value
 from stepscope.runtime.steps.window_follower import WindowFollower
 from stepscope.runtime.threads.background_call import call_before_threads_end
 
@@ -158,7 +160,9 @@ class DynamicProfilerMonitor:
     ) -> None:
         if not isinstance(cfg_path, str | os.PathLike):
             raise TypeError(f"cfg_path must be a path, {got(cfg_path)}")
-        _check(late, step_position, granularity)
+        _check("late", late, Late)
+        _check("step_position", step_position, Literal["begin", "end"])
+        _check("granularity", granularity, Annotated[int, msgspec.Meta(ge=1)])
         switch_argument("strict", strict)
         switch_argument("agree", agree)
         for name in kwargs:
@@ -356,15 +360,10 @@ def _callback_class() -> Any:
     return getattr(sys.modules.get("mindspore.train"), "Callback", None)
 
 
-def _check(late: object, step_position: object, granularity: object) -> None:
-    for name, value, choices in (
-        ("late", late, ("refuse", "clip")),
-        ("step_position", step_position, ("begin", "end")),
-    ):
-        if value not in choices:
-            raise ValueError(f"{name} must be {choices[0]!r} or {choices[1]!r}, {got(value)}")
-    if isinstance(granularity, bool) or not isinstance(granularity, int) or granularity < 1:
-        raise ValueError(f"granularity must be a whole number from 1, {got(granularity)}")
+def _check(name: str, value: object, kind: Any) -> None:
+    invalid = find_invalid_value(value, kind, name)
+    if invalid is not None:
+        raise ValueError(invalid.text)
 
 
 def _poll_seconds(interval: object) -> float:
@@ -385,7 +384,7 @@ def _close_all() -> None:
 def _terminate_all() -> None:
     for monitor in list(_open_monitors):
         monitor.terminate()
-    analysis_thread.wait(TERMINATION_WAIT_S)
+    wait_for_analyses(TERMINATION_WAIT_S)
 
 
 call_before_threads_end(_close_all)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
-from typing import Any, Final, Literal, cast
+from typing import Annotated, Any, Final, Literal, cast
 
 import msgspec
 
@@ -25,7 +24,7 @@ from stepscope.compat.mindspore.options.enums import (
 )
 from stepscope.runtime.files.paths import absolute
 from stepscope.runtime.settings.arguments import refusal
-from stepscope.runtime.settings.validation import did_you_mean
+from stepscope.runtime.settings.validation import did_you_mean, find_invalid_value
 
 log = logging.getLogger("stepscope")
 
@@ -67,7 +66,7 @@ class ProfilerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     pcie: bool = False
     sync_enable: bool = True
     data_process: bool = False
-    timeline_limit: int = 500
+    timeline_limit: Annotated[int, msgspec.Meta(ge=1)] = 500
     """MB that `trace_view.json` may take."""
     profile_framework: Literal["all", "time"] | None = None
     """Write what ran on the host, `all` with the memory of the process."""
@@ -83,10 +82,10 @@ class ProfilerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     sys_interconnection: bool = False
     host_sys: tuple[HostSystem, ...] = ()
     analyse_only: bool = False
-    rank_id: int = 0
+    rank_id: Annotated[int, msgspec.Meta(ge=0)] = 0
     """With `analyse_only`: rank whose data are analysed; recording knows its own."""
     env_enable: bool = False
-    overhead_budget: float | None = None
+    overhead_budget: Annotated[float, msgspec.Meta(gt=0, lt=1)] | None = None
     """The allowed cost of recording, as a share of the time, as `stepscope.trace` has it; no option of MindSpore."""
     peak_flops: float | None = None
     """Floating-point operations in a second that the device can do at most. torch's operators then have theirs; no option of
@@ -201,14 +200,21 @@ def _read(name: str, value: Any, metrics: Mapping[int, AicoreMetrics]) -> Any:
         return special(value)
     if name == "aicore_metrics":
         return AicoreMetrics.AiCoreNone if value is None else member(AicoreMetrics, value, metrics)
-    return boolean(value)
+    field = _FIELDS[name]
+    return field.default if value is None and field.default == () else checked(name, value, field.type)
 
 
-def boolean(value: Any) -> bool:
-    """A value that must be a bool. Raises `TypeError` for anything else, numbers and texts included."""
-    if not isinstance(value, bool):
-        raise TypeError("must be True or False")
-    return value
+def checked(name: str, value: Any, kind: Any) -> Any:
+    """Converts the value of an option to a type.
+
+    Raises:
+        TypeError: if it is of another type; names the option. A bool is no number, and a number no bool.
+        ValueError: if it is out of its range.
+    """
+    invalid = find_invalid_value(value, kind, name)
+    if invalid is not None:
+        raise (TypeError if invalid.wrong_type else ValueError)(invalid.text)
+    return msgspec.convert(value, kind)
 
 
 def _path(value: Any) -> str:
@@ -223,39 +229,8 @@ def _path(value: Any) -> str:
     return str(absolute(text))
 
 
-def whole_number(value: Any, least: int) -> int:
-    """A value that must be a whole number from `least` on.
-
-    Raises:
-        TypeError: if it is something else; a bool is no number.
-        ValueError: if it is less.
-    """
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError("must be a whole number")
-    if value < least:
-        raise ValueError(f"must be a whole number >= {least}")
-    return value
-
-
 def _level(value: Any) -> ProfilerLevel | None:
     return None if value is None or value == -1 else member(ProfilerLevel, value, LEVELS)
-
-
-def _budget(value: Any) -> float | None:
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError("must be a share of the time, such as 0.01")
-    if not 0 < value < 1:
-        raise ValueError("must be a share of the time above 0 and below 1; 0.01 is 1 %")
-    return float(value)
-
-
-def _framework(value: Any) -> str | None:
-    if value is not None and value not in ("all", "time"):
-        hint = did_you_mean(value, ("all", "time")) if isinstance(value, str) else ""
-        raise ValueError(f"must be 'all', 'time' or None{hint}")
-    return None if value is None else str(value)
 
 
 def _several(kind: Any) -> Callable[[Any], tuple[Any, ...]]:
@@ -288,27 +263,12 @@ def activities_of(value: Any) -> tuple[ProfilerActivity, ...]:
     return found
 
 
-def _texts(value: Any) -> tuple[str, ...]:
-    if value is None:
-        return ()
-    if isinstance(value, list | tuple):
-        items = tuple(cast(Iterable[Any], value))
-        if all(isinstance(item, str) for item in items):
-            return items
-    raise TypeError("must be a list of str")
-
-
+_FIELDS = {field.name: field for field in msgspec.structs.fields(ProfilerOptions)}
 _READERS: Mapping[str, Callable[[Any], Any]] = {
     "output_path": _path,
     "profiler_level": _level,
     "activities": lambda value: None if value is None else activities_of(value),
-    "timeline_limit": partial(whole_number, least=1),
-    "rank_id": partial(whole_number, least=0),
-    "profile_framework": _framework,
-    "overhead_budget": _budget,
     "peak_flops": lambda value: None if value is None else read_peak(value),
     "export_type": _several(ExportType),
     "host_sys": _several(HostSystem),
-    "mstx_domain_include": _texts,
-    "mstx_domain_exclude": _texts,
 }

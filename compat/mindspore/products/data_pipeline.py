@@ -18,6 +18,7 @@ from stepscope.analysis.tables.data_pipeline import (
     advice_on,
     bottleneck_of,
 )
+from stepscope.analysis.tables.span_choice import SpanChoice
 from stepscope.backends.counters.host import HostBackend
 from stepscope.backends.pipeline_events import CATEGORY
 from stepscope.compat.mindspore.output_layout import write_csv, write_json
@@ -112,10 +113,9 @@ RAW = ("op_id", "op_type", "num_workers", "output_queue_size", "output_queue_ave
        "output_queue_usage_rate", "sample_interval", "parent_id", "children_id")  # fmt: skip
 PREPARATION = ("Operation", "Stage", "Occurrences", "Avg. time (us)", "Custom Info")
 """Headers of MindSpore 2.10. `sample_interval` is ms, and `output_queue_usage_rate` a share of 1."""
-STAGES = {"preprocess": "map", "loader": "worker"}
-"""By category of spans, what they do: a function prepares data, a worker makes a batch."""
-WAIT = "wait"
-"""Stage of the spans in which the loop waits for a batch."""
+STAGES = ("", "wait", "map", "worker")
+"""What spans do, by number: nothing with data; the loop waits for a batch; a function prepares data; a worker makes a batch."""
+_OF_CATEGORY = {"preprocess": 2, "loader": 3}
 UNKNOWN = -1
 """Stands for a number that was not recorded, as in MindSpore's summary."""
 
@@ -135,27 +135,20 @@ class DataPipelineFiles(Product):
         self._times: defaultdict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0])
         self._readings: defaultdict[str, list[tuple[int, float]]] = defaultdict(list)
         """Of the counters that show how busy the processors are."""
-        self._stages: dict[tuple[int, int], str] = {}
-        """Of each name and category of spans; empty for those that do not load data."""
+        self._stages = SpanChoice(_stage_of, np.uint8)
 
     async def add(self, batch: EventBatch) -> None:
         self._builder.update(batch)
         for name, found in readings(batch.events, HostBackend.category, processor_demand.CATEGORY):
             self._readings[name] += found
         events = spans(batch.events)
-        columns = (events[field].tolist() for field in ("name", "category", "dur"))
-        for name, category, dur in zip(*columns, strict=True):
-            if stage := self._stage(name, category):
-                times = self._times[strings.text(name), stage]
-                times[0] += 1
-                times[1] += dur
-
-    def _stage(self, name: int, category: int) -> str:
-        if (name, category) not in self._stages:
-            text = strings.text(category)
-            waits = class_of(strings.text(name), text) == Phase.DATA
-            self._stages[name, category] = WAIT if waits else STAGES.get(text, "")
-        return self._stages[name, category]
+        stages = self._stages.of(events)
+        loading = stages > 0
+        columns = (column[loading].tolist() for column in (stages, events["name"], events["dur"]))
+        for stage, name, dur in zip(*columns, strict=True):
+            times = self._times[strings.text(name), STAGES[stage]]
+            times[0] += 1
+            times[1] += dur
 
     async def finish(self, window: Window) -> tuple[Path, ...]:
         files: list[Path] = []
@@ -178,6 +171,10 @@ class DataPipelineFiles(Product):
             )
             files.append(write_csv(self.directory / "dataset.csv", PREPARATION, rows))
         return tuple(files)
+
+
+def _stage_of(name: str, category: str) -> int:
+    return 1 if class_of(name, category) == Phase.DATA else _OF_CATEGORY.get(category, 0)
 
 
 def _raw(pipeline: DataPipeline, operator: PipelineOperator) -> tuple[Any, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -27,23 +28,30 @@ _COLUMNS = ("allocated", "reserved", "active")
 
 
 class MemoryRecord(Product):
-    """Writes `memory_record.csv` of counters named `<component> allocated`, `... reserved` and `... active`."""
+    """Writes `memory_record.csv` of counters named `<component> allocated`, `... reserved` and `... active`, and `memory_by_step.csv` of the
+    first of these if that is wanted.
+
+    A reading holds until the next one, so a step without any has that of an earlier step.
+    """
 
     name = "memory"
 
-    def __init__(self, directory: Path, device: str) -> None:
+    def __init__(self, directory: Path, device: str, *, by_step: bool) -> None:
         super().__init__(directory)
-        self._device = device
+        self._device, self._by_step = device, by_step
         self._values: dict[tuple[int, str], list[float]] = {}
+        self._allocated: defaultdict[str, list[tuple[int, float]]] = defaultdict(list)
         self.peaks: dict[str, float] = {}
         """Highest allocation of each component, in bytes."""
 
     async def add(self, batch: EventBatch) -> None:
         for component, column, readings in memory_readings(batch.events):
-            if column in _COLUMNS:
-                for at, value in readings:
-                    row = self._values.setdefault((at, component), [0.0, 0.0, 0.0])
-                    row[_COLUMNS.index(column)] = value
+            if column not in _COLUMNS:
+                continue
+            for at, value in readings:
+                self._values.setdefault((at, component), [0.0, 0.0, 0.0])[_COLUMNS.index(column)] = value
+                if column == "allocated":
+                    self._allocated[component].append((at, value))
 
     async def finish(self, window: Window) -> tuple[Path, ...]:
         if not self._values:
@@ -54,31 +62,11 @@ class MemoryRecord(Product):
             (component, microseconds(self.run.anchor.wall(at)), *map(_megabytes, row), self._device)
             for (at, component), row in sorted(self._values.items())
         )
-        return (write_csv(self.directory / "memory_record.csv", RECORD, rows),)
-
-
-class StepMemory(Product):
-    """Writes `memory_by_step.csv` of counters named `<component> allocated`.
-
-    A reading holds until the next one, so a step without any has that of an earlier step.
-    """
-
-    name = "step memory"
-
-    def __init__(self, directory: Path) -> None:
-        super().__init__(directory)
-        self._readings: dict[str, list[tuple[int, float]]] = {}
-
-    async def add(self, batch: EventBatch) -> None:
-        for component, column, readings in memory_readings(batch.events):
-            if column == "allocated":
-                self._readings.setdefault(component, []).extend(readings)
-
-    async def finish(self, window: Window) -> tuple[Path, ...]:
-        rows = [
-            row for component, readings in self._readings.items() for row in _steps(component, sorted(readings), window)
-        ]
-        return (write_csv(self.directory / "memory_by_step.csv", BY_STEP, sorted(rows)),) if rows else ()
+        files = [write_csv(self.directory / "memory_record.csv", RECORD, rows)]
+        steps = [row for name, found in self._allocated.items() for row in _steps(name, sorted(found), window)]
+        if steps and self._by_step:
+            files.append(write_csv(self.directory / "memory_by_step.csv", BY_STEP, sorted(steps)))
+        return tuple(files)
 
 
 def _steps(component: str, readings: list[tuple[int, float]], window: Window) -> Iterator[tuple[Any, ...]]:

@@ -188,16 +188,18 @@ class StepPhases(Product):
         self._stepping = 0
         self._waiting: list[Block] = []
         """Operators of MindSpore that came before the first step's mark."""
-        self._operators: dict[int, bool] = {}
         self._named: defaultdict[int, list[NDArray[np.int64]]] = defaultdict(list)
-        self._classes: dict[tuple[int, int], bool] = {}
+        self._own = SpanChoice(
+            lambda name, category: category not in NOT_NAMED and class_of(name, category) == Phase.SPAN
+        )
 
     async def add(self, batch: EventBatch) -> None:
         events = batch.events
         marks = events[events["kind"] == int(Kind.STEP)]
         if len(marks):
             self._stepping = int(marks["track"][0])
-        apart = np.array([self._is_operators(track) for track in events["track"].tolist()], bool)
+        rows = [track for track in np.unique(events["track"]).tolist() if _has_operators(track)]
+        apart = np.isin(events["track"], rows)
         self._facts.update(events[~apart])
         if apart.any():
             self._waiting.append(events[apart].copy())
@@ -208,25 +210,11 @@ class StepPhases(Product):
             self._waiting.clear()
         self._add_named(spans(events[~apart]))
 
-    def _is_operators(self, track: int) -> bool:
-        if track not in self._operators:
-            entry = tracks.get(track)
-            self._operators[track] = entry is not None and entry.name.startswith(OPERATOR_ROWS)
-        return self._operators[track]
-
     def _add_named(self, events: Block) -> None:
-        own = [self._is_named(*key) for key in zip(events["name"].tolist(), events["category"].tolist(), strict=True)]
-        chosen = events[np.array(own, bool)]
+        chosen = events[self._own.of(events)]
         for name in np.unique(chosen["name"]).tolist():
             here: Any = chosen[chosen["name"] == name]
             self._named[name].append(np.stack((here["ts"], here["ts"] + here["dur"])).astype(np.int64))
-
-    def _is_named(self, name: int, category: int) -> bool:
-        key = name, category
-        if key not in self._classes:
-            text = strings.text(category)
-            self._classes[key] = text not in NOT_NAMED and class_of(strings.text(name), text) == Phase.SPAN
-        return self._classes[key]
 
     async def finish(self, window: Window) -> tuple[Path, ...]:
         facts = self._facts.finish(*(step.end_ns for step in window.steps), window=window.index)
@@ -280,6 +268,12 @@ class StepPhases(Product):
             )
         longest = sorted((name for name, ns in found.items() if ns.any()), key=lambda name: (-found[name].sum(), name))
         return {name: found[name].tolist() for name in longest[:MOST_NAMED]}
+
+
+def _has_operators(track: int) -> bool:
+    """Whether a row has operators of MindSpore."""
+    entry = tracks.get(track)
+    return entry is not None and entry.name.startswith(OPERATOR_ROWS)
 
 
 def _phases(facts: Facts) -> dict[str, list[int]]:

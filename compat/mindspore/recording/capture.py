@@ -26,7 +26,7 @@ from stepscope.compat.mindspore.analysis.analysis import (
     analyse_window,
     operators_of,
 )
-from stepscope.compat.mindspore.analysis.background import analysis_thread
+from stepscope.compat.mindspore.analysis.background import analyse_later, analysis_thread
 from stepscope.compat.mindspore.options.schedule import TraceHandler
 from stepscope.compat.mindspore.output_layout import (
     RAW,
@@ -137,7 +137,7 @@ class CapturedWindow:
         """Has the products made; those that were made already in the same way are not made again."""
         key = request.pretty, request.steps
         if key not in self._done:
-            self._done[key] = analysis_thread.submit(lambda: self._analyse(request))
+            self._done[key] = analyse_later(lambda: self._analyse(request))
         return self._done[key]
 
     def _analyse(self, request: AnalysisRequest) -> WindowAnalysis:
@@ -177,7 +177,7 @@ class CapturedWindow:
         if not segments.exists(journal):
             raise FileNotFoundError(f"raw data of {self.directory} were deleted; record with data_simplification=False")
         index = self.window.index
-        return analysis_thread.call(lambda: operators_of(journal, index, steps))
+        return analysis_thread.submit(lambda: operators_of(journal, index, steps)).result()
 
 
 class Asked(NamedTuple):
@@ -338,7 +338,7 @@ class Capture:
 
     def simplify(self) -> Future[None]:
         """Deletes raw data once everything that is asked for by then is made, if the options say so."""
-        return analysis_thread.submit(self._simplify)
+        return analyse_later(self._simplify)
 
     def _simplify(self) -> None:
         if not (self._options.data_simplification and self.windows):
@@ -446,7 +446,7 @@ def analyse_captures(
         for capture in captures
         for window in capture.windows
     ]
-    missing = [analysis_thread.submit(capture.missing) for capture in captures]
+    missing = [analyse_later(capture.missing) for capture in captures]
     ends = [capture.simplify() for capture in captures]
 
     def whole() -> Analysis:
@@ -463,7 +463,7 @@ def analyse_captures(
         return Analysis.of(done, steps, failed=failed)
 
     if not waits:
-        analysis_thread.submit(whole)
+        analyse_later(whole)
         return None
     for end in ends:
         end.result()

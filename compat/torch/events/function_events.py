@@ -13,15 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.compat.torch.events.profiler_util import (
-    build_tree,
-    find_parents,
-    metadata_names,
-    shown_name,
-    stack_filter,
-    without_overload,
-)
-from stepscope.compat.torch.events.window_spans import DEVICE, WindowSpans
+from stepscope.backends.torch.importing import private
+from stepscope.compat.torch.events.window_spans import DEVICE, WindowSpans, without_overload
 from stepscope.compat.torch.windows.finished_window import FinishedWindow
 from stepscope.runtime.events import clock, strings, tracks
 from stepscope.runtime.events.record import Flag, Kind
@@ -151,14 +144,14 @@ class FunctionEvents:
             with_flops=torch_flags.with_flops,
         )
         if torch_flags.with_stack:
-            find_parents(built)
+            private(built, "_populate_cpu_children")()
             _set_stacks(built)
             for event in built:
                 event.cpu_parent, event.cpu_children = None, []
         every, scopes = list(built), [event.scope for event in built]
         for event in every:  # torch would look for stacks of forward operators by thread numbers of its own
             event.scope = _FUNCTION
-        build_tree(built)
+        private(built, "_build_tree")()
         for event, scope in zip(every, scopes, strict=True):
             event.scope = scope
         return built
@@ -168,7 +161,7 @@ class FunctionEvents:
         block = spans.block
         callers = spans.callers() if self._window.torch_flags.with_stack else None
         cpu, device = self._usage.of_spans() if self._usage is not None else (None, None)
-        is_shown, nodes, flows = stack_filter(self._util), spans.nodes(), self._flows()
+        is_shown, nodes, flows = private(self._util, "_filter_stack_entry"), spans.nodes(), self._flows()
         found: list[Any] = []
         fields = ("ts", "dur", "name", "step", "track", "flags", "args_at", "args_len")
         columns = zip(*(block[field].tolist() for field in fields), strict=True)
@@ -255,7 +248,7 @@ class FunctionEvents:
 
     def _metadata(self, args: dict[str, Any]) -> dict[str, str] | None:
         """The arguments of which torch makes an event's `event_metadata`, as texts."""
-        metadata = metadata_names(self._util)
+        metadata = getattr(self._util, "_EVENT_METADATA_KEYS", ())
         found = {
             key: value if isinstance(value, str) else json.dumps(value)
             for key, value in args.items()
@@ -269,9 +262,10 @@ class FunctionEvents:
         if found is None:
             text, overload = without_overload(strings.text(name))
             text = text if step is None else f"{text}#{step}"
+            rewrite = private(self._util, "_rewrite_name")
             found = self._names[name, step] = (
-                shown_name(self._util, text, grouped=True),
-                shown_name(self._util, text, grouped=False),
+                rewrite(text, with_wildcard=True),
+                rewrite(text, with_wildcard=False),
                 overload,
             )
         return found

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from stepscope.backends.torch.kineto.blocks import nest
 from stepscope.backends.torch.links import ENGINE
-from stepscope.compat.torch.events.profiler_util import without_overload
 from stepscope.compat.torch.windows.finished_window import FinishedWindow
 from stepscope.runtime import _core
 from stepscope.runtime.events import strings
@@ -198,6 +197,15 @@ class WindowSpans:
         base = np.array(bases, np.int64)[names]
         same: Any = (parent > 0) & (children[parent] == 1) & (base == base[around])
         return same  # type: ignore[no-any-return]
+
+
+def without_overload(text: str) -> tuple[str, str]:
+    """An operator's name and that of its overload, which torch's recording has in one text: `aten::add.Tensor`."""
+    namespace, colons, operator = text.partition("::")
+    if not colons or not namespace.isidentifier():
+        return text, ""
+    name, dot, overload = operator.partition(".")
+    return (f"{namespace}::{name}", overload) if dot and name.isidentifier() and overload.isidentifier() else (text, "")
 
 
 def _categories(events: Block, names: tuple[str, ...]) -> NDArray[np.bool_]:

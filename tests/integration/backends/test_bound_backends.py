@@ -14,25 +14,26 @@ from pathlib import Path
 import pytest
 
 import stepscope as sc
-from stepscope.backends.simulated.scripted import Deliver, ScriptedBackend, Span, make_block
+from stepscope.backends.simulated.scripted import Deliver, Span, make_block
 from stepscope.runtime.sources.sink import Sink
 from tests.support.basics import ROOT
 from tests.support.collecting import until
 from tests.support.launch import run_to_end
+from tests.support.logged_backends import LoggedBackend
 
 ALWAYS_LATE = sc.Options(close_timeout=1.0, linger=0.2)
 
 
-def bound(name: str = "bound") -> ScriptedBackend:
+def bound(name: str = "bound") -> LoggedBackend:
     """A backend that is bound to a thread, refuses others, and delivers one span per recording."""
-    return ScriptedBackend([Deliver([Span("device", 0, 1 << 40)])], name=name, thread_bound=True)
+    return LoggedBackend(Deliver([Span("device", 0, 1 << 40)]), name=name, thread_bound=True)
 
 
-class Blocking(ScriptedBackend):
+class Blocking(LoggedBackend):
     """Blocks the thread that ends its recording until it is let go, and delivers one span then."""
 
     def __init__(self) -> None:
-        super().__init__([Deliver([Span("device", 0, 1 << 40)])], name="blocking", thread_bound=True)
+        super().__init__(Deliver([Span("device", 0, 1 << 40)]), name="blocking", thread_bound=True)
         self.blocks, self.free = threading.Event(), threading.Event()
 
     def transition(self, before: sc.ProfilerAction, after: sc.ProfilerAction, at: int) -> None:
@@ -43,12 +44,12 @@ class Blocking(ScriptedBackend):
         super().transition(before, after, at)
 
 
-def threads_of(backend: ScriptedBackend) -> set[int]:
+def threads_of(backend: LoggedBackend) -> set[int]:
     """The threads on which the backend was opened and switched."""
     return {call.thread for call in backend.calls if call.what in ("open", "transition")}
 
 
-def switches(backend: ScriptedBackend) -> list[tuple[str, str]]:
+def switches(backend: LoggedBackend) -> list[tuple[str, str]]:
     """The changes of recording that the backend got."""
     return [
         (call.before.name, call.after.name)
@@ -57,7 +58,7 @@ def switches(backend: ScriptedBackend) -> list[tuple[str, str]]:
     ]
 
 
-def await_switches(backend: ScriptedBackend, number: int) -> None:
+def await_switches(backend: LoggedBackend, number: int) -> None:
     """Waits until the backend got so many changes."""
     deadline = time.monotonic() + 60
     while len(switches(backend)) < number:

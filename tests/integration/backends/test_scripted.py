@@ -17,7 +17,6 @@ from stepscope.backends.simulated.scripted import (
     Raise,
     ScriptedBackend,
     Span,
-    Watermark,
 )
 from stepscope.runtime import _core
 from stepscope.runtime.errors import BackendError
@@ -73,11 +72,9 @@ def test_events_are_played_relative_to_the_recording() -> None:
 
 
 def test_each_moment_is_played_once() -> None:
-    """Items name the moment, and the number of the recording if they want only one."""
+    """Items name the moment."""
     backend, sink = opened(
         *(Lose(1, reason=on, on=on) for on in ("open", "warmup", "start", "stop", "aclose")),
-        Lose(5, reason="second", on="start", recording=1),
-        auto_watermark=False,
     )
     backend.transition(NONE, WARMUP, 5)
     backend.transition(WARMUP, RECORD, 10)
@@ -86,48 +83,9 @@ def test_each_moment_is_played_once() -> None:
     backend.transition(RECORD, NONE, 40)
     asyncio.run(backend.aclose())
     reasons = [loss.reason for loss in sink.losses]
-    assert reasons == ["open", "warmup", "start", "stop", "start", "second", "stop", "aclose"]
-    assert [loss.at for loss in sink.losses] == [0, 0, 10, 10, 30, 30, 30, 30]
-    assert sink.watermarks == []
-
-
-async def test_a_delayed_delivery_holds_the_watermark_back() -> None:
-    """The end of the recording is passed only when everything was delivered; lateness on purpose is possible."""
-    backend, sink = opened(
-        Deliver([Span("in time", 1, 1)]),
-        Deliver([Span("delayed", 2, 1)], delay=0.001),
-        Deliver([Span("late", 3, 1)], delay=0.002, late=True),
-    )
-    record(backend, 100, 200)
-    assert len(sink.events) == 1
-    assert sink.watermarks == []
-    for work in sink.work:
-        await work()  # type: ignore[operator]
-    assert [strings.text(int(name)) for name in sink.events["name"]] == ["in time", "delayed", "late"]
-    assert sink.watermarks == [200]
-    assert sink.deliveries[-1].promised == 200
-
-
-async def test_closing_delivers_what_is_delayed_at_once() -> None:
-    """Nothing is lost by a run that ends early, and the timer that comes later finds nothing to do."""
-    backend, sink = opened(Deliver([Span("delayed", 2, 1)], delay=0.001))
-    record(backend, 100, 200)
-    await backend.aclose()
-    assert len(sink.events) == 1
-    assert sink.watermarks == [200]
-    sink.close()
-    for work in sink.work:
-        await work()  # type: ignore[operator]
-
-
-def test_watermarks_of_the_script() -> None:
-    """With its own watermarks a backend can be slow, or lie."""
-    backend, sink = opened(
-        Watermark(10, on="start"), Deliver([Span("a", 5, 1)], watermark=50), Watermark(3), auto_watermark=False
-    )
-    record(backend, 1000, 2000)
-    assert sink.watermarks == [1010, 1050, 1003]
-    assert sink.passed == 1050
+    assert reasons == ["open", "warmup", "start", "stop", "start", "stop", "aclose"]
+    assert [loss.at for loss in sink.losses] == [0, 0, 10, 10, 30, 30, 30]
+    assert sink.watermarks == [30, 40]
 
 
 @pytest.mark.parametrize("on", ["open", "warmup", "start", "stop", "aclose"])

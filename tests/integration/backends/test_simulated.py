@@ -19,6 +19,7 @@ from stepscope.runtime.events import strings, tracks
 from stepscope.runtime.events.record import Block, Kind
 from stepscope.runtime.events.tracks import TrackKind
 from stepscope.runtime.schedule.action import ProfilerAction
+from tests.support.kernels import KnownDevice
 from tests.support.messages import refused
 
 NONE, WARMUP, RECORD, SAVE = ProfilerAction
@@ -41,7 +42,7 @@ class Rig:
     def __init__(self, accept: Callable[[int], bool] = lambda nbytes: True, **settings: Any) -> None:
         self.clock = ManualClock()
         self.sink = CollectingSink(accept=accept)
-        self.device = SimulatedDevice(clock=self.clock, **settings)
+        self.device = KnownDevice(clock=self.clock, **settings)
         self.device.open(self.sink)
 
     def wait(self, ns: int, every: int = 5 * MS) -> None:
@@ -104,7 +105,7 @@ def test_deliveries_do_not_depend_on_the_times_of_polling(waits: list[int], stre
         rig.device.transition(RECORD, NONE, rig.clock.at)
         rig.wait(1000 * MS, 500 * MS)
         events = rig.sink.events
-        assert len(events) == rig.device.produced == 4 * len(rig.device.truth)
+        assert len(events) == rig.device.statistics().produced == 4 * len(rig.device.truth)
         events["track"] = 0
         return events[np.lexsort((events["id"], events["kind"], events["ts"]))]
 
@@ -220,7 +221,7 @@ async def test_aclose_does_not_wait_for_late_buffers() -> None:
     clock.at += 1000 * MS
     await device.aclose()
     await device.aclose()
-    assert len(sink.events) == device.produced == 400_000
+    assert len(sink.events) == device.statistics().produced == 400_000
     assert sink.passed == clock.at
 
 

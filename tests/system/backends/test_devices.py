@@ -19,12 +19,12 @@ from stepscope.analysis.explain import explain
 from stepscope.analysis.findings import DeviceAnswer
 from stepscope.analysis.reading.torch_traces import trace_of
 from stepscope.backends.simulated.replay import ReplayBackend
-from stepscope.backends.simulated.simulated import Kernel, SimulatedDevice
 from stepscope.exporters.specimens import run_in
 from stepscope.runtime.journal.writer import JournalWriter
 from stepscope.runtime.windows.window import Window
 from tests.support import pftrace
 from tests.support.basics import ROOT
+from tests.support.kernels import Kernel, KnownDevice
 
 STEP_S = 0.04
 LONGEST_NS = 2_000_000_000
@@ -84,7 +84,7 @@ def lengths(kernels: Iterable[Kernel], windows: list[Window]) -> tuple[int, int]
 def test_a_simulated_device(tmp_path: Path) -> None:
     """200,000 kernels a second, late, out of order between streams, on a clock that is seconds ahead and drifts."""
     streams = 8
-    device = SimulatedDevice(
+    device = KnownDevice(
         streams=streams, kernels_per_second=200_000, flush_delay=0.05, clock_skew=7_000_000_000, clock_drift=80.0
     )
     windows: list[Window] = []

@@ -116,7 +116,6 @@ async def test_backends_are_closed_while_an_exporter_is_behind(tmp_path: Path) -
     with sc.trace(backends=[backend], exporters=[slow, quick], output_dir=tmp_path, options=options) as profiler:
         record(50_000)
         await poll(lambda: outputs(profiler)["slow"].exported)
-    assert backend.calls[-1].what == "aclose"
     assert "at the end" in quick.names()
     assert len(quick.names(kind=Kind.INSTANT)) == 50_000
     assert not profiler.audit()

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 import stepscope as sc
-from stepscope.backends.simulated.scripted import ScriptedBackend
 from stepscope.control import WindowRequest
 from stepscope.runtime.loop.pipeline import MAX_WAITING
 from tests.support.blocking import BlockingBackend
+from tests.support.logged_backends import LoggedBackend
 
 STEPS = 4 * MAX_WAITING
 
@@ -82,7 +82,7 @@ def test_a_requested_window_behind_one_that_was_left_out(output_dir: Path) -> No
     assert profiler.audit() == ()
 
 
-class BlockingTransition(ScriptedBackend):
+class BlockingTransition(LoggedBackend):
     """Blocks its thread when a window begins, until it is let go."""
 
     def __init__(self) -> None:

@@ -20,11 +20,11 @@ class Iterator:
 
 
 def test_why_nothing_was_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A version without iterators, or a program that asked for no batch, also where they are wrapped already."""
+    """A program that asked for no batch, also where there are no iterators."""
     monkeypatch.delitem(sys.modules, MODULE, raising=False)
     waits = DatasetWaits()
     waits.begin()
-    assert waits.end() == "this version of MindSpore has no iterators of datasets that could be wrapped"
+    assert waits.end() == "no iterator of a dataset of MindSpore was asked for a batch"
     module = ModuleType(MODULE)
     module.Iterator = Iterator  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, MODULE, module)
