@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 HELP = "list the windows of a run"
 DESCRIPTION = """\
-Lists the windows of a run. Events are read only of a window without an end, so a long run is listed as soon as a short one.
+Lists the windows of a run. Events are read only of a window without an end, so a long run is listed as soon as a short one, and
+damage among the events of other windows is not noticed: `stepscope explain` names it.
 A window is `incomplete` if a part of it was not recorded, `still open` while the run records it, and has `no end` if its
 process died in it, or runs elsewhere.
 """
@@ -36,7 +37,8 @@ examples:
   stepscope explain runs/exp1 --window 3
   stepscope convert runs/exp1 third.json --window 3
 
-exit codes: 0 listed, 1 failed, 2 wrong usage, 3 listed, but without recordings that could not be read, which are named
+exit codes: 0 listed, 1 failed, 2 wrong usage, 3 listed, but without recordings, or parts of one, that could
+not be read, which are named
 """
 HEAD = ("window", "begins", "lasts", "steps", "events", "dropped", "state")
 LEFT = ("process", "begins", "state")
@@ -88,14 +90,14 @@ def run(arguments: argparse.Namespace) -> int:
         lines += [line for _, line in sorted({**read, **indexed}.items())]
     if arguments.json:
         print_json(lines)
-        return exit_code(recording.unreadable)
+        return exit_code(recording.unreadable, recording.damage)
     print_result(_table(lines, several=len(recording.ranks) > 1))
     starts_up = any(begins_with_startup(rank.metadata) for rank in recording.ranks)
     if starts_up and any(line.first_step == 0 for line in lines):
         print("Step 0 is startup: it ends with the optimizer's first step, and is not judged or counted as a step.")
     for note in (note for note in recording.notes if note not in recording.unreadable):
         print_result(note)
-    return exit_code(recording.unreadable)
+    return exit_code(recording.unreadable, recording.damage)
 
 
 def _process(rank: Rank) -> str:
