@@ -1,7 +1,8 @@
 """Makes the pictures of the documentation: `python -m docs.pictures [answer | charts | collector | perfetto | tensorboard]`.
 
 `answer` is a job of which one rank is slow, in the terminal and as a report; `collector` the live page of the demo's cluster;
-`perfetto` and `tensorboard` are a training step of the demo, `charts` the steps of a loop in TensorBoard. Pages that have light and dark colours are taken in both.
+`perfetto` and `tensorboard` are a training step of the demo, `charts` the steps of a loop in TensorBoard. Pages that have light and dark colours
+are taken in both, and drawings have both.
 """
 
 from __future__ import annotations
@@ -131,7 +132,7 @@ def collector() -> None:
 
 
 def tensorboard(logdir: Path) -> None:
-    """The shortest step in the trace view; the plugin's other views draw with Google Charts, from the network."""
+    """The shortest step in the trace view, which is light only; the plugin's other views draw with Google Charts, from the network."""
     with open_tensorboard(logdir) as page:
         page.set_viewport_size({"width": SIZE[0], "height": TENSORBOARD_HEIGHT})
         page.goto(page.url.partition("data/plugin")[0] + "#pytorch_profiler")
