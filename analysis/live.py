@@ -30,6 +30,7 @@ class _LiveRank(Rank):
         self.path = Path()
         self.paths = []
         self.windows = {}
+        self.damage = {}
         self.counts = Counter[int]()
         self.metadata = {}
         self.dropped = {}

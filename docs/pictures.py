@@ -1,7 +1,8 @@
 """Makes the pictures of the documentation: `python -m docs.pictures [answer | charts | collector | perfetto | tensorboard]`.
 
 `answer` is a job of which one rank is slow, in the terminal and as a report; `collector` the live page of the demo's cluster;
-`perfetto` and `tensorboard` are a training step of the demo, `charts` the steps of a loop in TensorBoard. Pages that have light and dark colours are taken in both.
+`perfetto` and `tensorboard` are a training step of the demo, `charts` the steps of a loop in TensorBoard. Pages that have light and dark colours
+are taken in both, and drawings have both.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rich.console import Console
-from rich.terminal_theme import SVG_EXPORT_THEME
+from rich.terminal_theme import DEFAULT_TERMINAL_THEME, SVG_EXPORT_THEME
 
 from stepscope import span, trace
 from stepscope.analysis.explain import explain
@@ -87,10 +88,22 @@ def answer() -> None:
         show(explain("runs/ddp"), console)
         stepscope(["report", "runs/ddp", "-o", "report.html"])
         report(Path(directory))
-    text = console.export_svg(title="stepscope explain runs/ddp", theme=SVG_EXPORT_THEME)
+    (HERE / "answer.svg").write_text(svg_of(console), encoding="utf-8")
+
+
+def svg_of(console: Console) -> str:
+    """What a recording console has printed, in light colours, and in dark ones where the reader prefers these."""
+    light, dark = (
+        console.export_svg(title="stepscope explain runs/ddp", theme=theme, clear=False, unique_id="answer")
+        for theme in (DEFAULT_TERMINAL_THEME, SVG_EXPORT_THEME)
+    )
+    rules = re.findall(r"\.answer-r\d+ \{.*?\}", dark)
+    rules += [f".rich-terminal > rect {{ fill: {SVG_EXPORT_THEME.background_color.hex} }}"]
+    rules += [f".answer-title {{ fill: {SVG_EXPORT_THEME.foreground_color.hex} }}"]
     # A picture that loads nothing: its fonts are the reader's.
-    text = re.sub(r"@font-face \{.*?\}\s*", "", text, flags=re.DOTALL)
-    (HERE / "answer.svg").write_text(text, encoding="utf-8")
+    light = re.sub(r"@font-face \{.*?\}\s*", "", light, flags=re.DOTALL)
+    light = light.replace("rgba(255,255,255,0.35)", "gray")
+    return light.replace("</style>", f"@media (prefers-color-scheme: dark) {{ {' '.join(rules)} }}\n    </style>")
 
 
 def report(directory: Path) -> None:
@@ -119,7 +132,7 @@ def collector() -> None:
 
 
 def tensorboard(logdir: Path) -> None:
-    """The shortest step in the trace view; the plugin's other views draw with Google Charts, from the network."""
+    """The shortest step in the trace view, which is light only; the plugin's other views draw with Google Charts, from the network."""
     with open_tensorboard(logdir) as page:
         page.set_viewport_size({"width": SIZE[0], "height": TENSORBOARD_HEIGHT})
         page.goto(page.url.partition("data/plugin")[0] + "#pytorch_profiler")

@@ -153,21 +153,15 @@ def trace(
     if output_dir is not None and not isinstance(output_dir, str | os.PathLike):
         raise TypeError(f"output_dir must be a path, {got(output_dir)}")
     if environment is not None:
-        if (
-            environment.schedule is not None
-            or environment.keep_last is not None
-            or environment.window is not None
-            or not environment.enabled
-        ):
-            schedule = environment.schedule if environment.enabled else None
-            keep_last = environment.keep_last if environment.enabled else None
-            schedule = never if environment.window is not None or not environment.enabled else schedule
-        chosen, control = environment.changed(chosen), environment.control or control
+        if not environment.enabled or environment.window is not None:
+            schedule, keep_last = never, environment.keep_last if environment.enabled else None
+        elif environment.schedule is not None or environment.keep_last is not None:
+            schedule, keep_last = environment.schedule, environment.keep_last
+        chosen = environment.changed(chosen)
+        control = environment.control or control if environment.enabled else None
         name = environment.name or name
         overhead_budget = environment.overhead_budget or overhead_budget
         metadata = {**(metadata or {}), **environment.metadata}
-        if not environment.enabled:
-            control = None
     chosen = with_signals(chosen)
     if control is not None and schedule is None and keep_last is None:
         schedule = never

@@ -7,6 +7,7 @@ import shlex
 import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import closing
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from stepscope.analysis.reading.run_choice import Launch, launches_in
 from stepscope.analysis.tables.flops import PEAK, read_peak
 from stepscope.collector.merge.sources import gather
 from stepscope.collector.runs import recording as runs
+from stepscope.collector.runs.evicted import beyond
 from stepscope.collector.runs.recording import stream_of
 from stepscope.runtime.accounting.ledger import sum_ledgers
 from stepscope.runtime.display.text_table import human_count
@@ -25,6 +27,7 @@ from stepscope.runtime.events import strings
 from stepscope.runtime.events.record import Block, EventBatch, join_blocks
 from stepscope.runtime.events.tables import columns_of_events
 from stepscope.runtime.journal import segments
+from stepscope.runtime.journal.frame_reader import Damage, FrameReader
 from stepscope.runtime.journal.index import WindowRow, rows_of
 from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.journal.replay import WITHOUT_END
@@ -34,6 +37,8 @@ from stepscope.runtime.windows.step_facts import Facts, StepFactsBuilder
 from stepscope.runtime.windows.step_parts import columns_of
 from stepscope.runtime.windows.step_statistics import startup_step
 from stepscope.runtime.windows.window import Step, Window, which_windows
+
+_READ_BYTES = 1 << 20
 
 
 class Rank:
@@ -53,10 +58,11 @@ class Rank:
         missing: ns for which a source has no events, or not all, although it should have recorded; by source.
         ended: whether the run was closed in order.
         recovered: whether this is what `stepscope recover` made of it.
-        notes: what could not be read of it, and why; all of it once its events were read.
+        damage: sentences on files that could not be read whole, by path; all of them once its events were read.
+        missing_steps: a sentence on steps that are missing and were left out; empty if there are none.
     """
 
-    notes: tuple[str, ...] = ()
+    missing_steps = ""
     foreign = False
     """Whether another program than stepscope recorded it."""
     rows: Sequence[WindowRow] = ()
@@ -76,6 +82,7 @@ class Rank:
         self.pid = found.run.pid
         self.path = found.path
         self.windows: dict[int, Window] = {}
+        self.damage: dict[Path | int, str] = {}
         self.rows = [row for each in (found, *others) for row in rows_of(each.rows) if row.closed]
         self.counts = Counter[int]()
         for each in (found, *others):
@@ -84,8 +91,10 @@ class Rank:
         self.dropped: dict[str, int] = {}
         self.missing: dict[str, int] = {}
         self.paths = [each.path for each in (found, *others)]
+        self._gaps = {each.path: each.gaps for each in (found, *others)}
         for each in (found, *others):
             read = each.rows["closed"] == 0 if only is not None else np.ones(len(each.rows), np.bool_)
+            self._note_damage(each.path, each.damage)
             windows = each.windows(each.rows[read | np.isin(each.rows["window"], [*(only or ())])])
             self.windows |= windows
             ledger = each.ledger or sum_ledgers(window.ledger for window in windows.values())
@@ -102,6 +111,17 @@ class Rank:
     def __repr__(self) -> str:
         which = "" if self.rank is None else f" {self.rank}"
         return f"<Rank{which} {self.name!r} on {self.host}, pid {self.pid}: {human_count(len(self.windows), 'window')}>"
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What could not be read of it, and why; all of it once its events were read."""
+        return (*self.damage.values(), *filter(None, [self.missing_steps]))
+
+    def _note_damage(self, path: Path, damage: Damage) -> None:
+        self.damage = {other: text for other, text in self.damage.items() if other != path}
+        if harm := damage.harm():
+            of = "" if self.rank is None else f" of rank {self.rank}"
+            self.damage[path] = f"{path.name}{of} is damaged, and not all of its events are read ({harm})"
 
     @property
     def ending(self) -> str:
@@ -127,10 +147,15 @@ class Rank:
                 for item in reader.items(window):
                     if isinstance(item, EventBatch):
                         yield item
-                if harm := reader.damage.harm():
-                    of = "" if self.rank is None else f" of rank {self.rank}"
-                    note = f"{path.name}{of} is damaged, and not all of its events are read ({harm})"
-                    self.notes += (note,) if note not in self.notes else ()
+                self._note_damage(path, beyond(reader.damage, self._gaps[path]))
+
+    def check_frames(self) -> None:
+        """Reads all frames for their checksums, and no events of them: 0.3 s for 100 MB."""
+        for path in self.paths:
+            with closing(FrameReader(path)) as reader:
+                while reader.following(_READ_BYTES, lambda _: False) or reader.next() is not None:
+                    pass
+                self._note_damage(path, beyond(reader.damage, self._gaps[path]))
 
     def events(self, window: int | None = None) -> Block:
         """All events as one structured array (`EVENT_DTYPE`). Names are ids: see `names`."""
@@ -226,6 +251,11 @@ class Recording:
         peak = read_peak(flops)
         for rank in self.ranks:
             rank.metadata = {**rank.metadata, PEAK: peak}
+
+    @property
+    def damage(self) -> tuple[str, ...]:
+        """Sentences on the files that could not be read whole; all of them once the events were read."""
+        return tuple(text for rank in self.ranks for text in rank.damage.values())
 
     def _repr_html_(self) -> str:
         """A table of the processes, which notebooks show. Events are not read for it."""
@@ -416,6 +446,5 @@ def _without_cut_steps(rank: Rank, facts: Any, lasts: Mapping[int, Step]) -> Any
             if (int(facts["step"][place]), int(facts["end"][place])) in whole:  # the program has set `step_num`
                 missing[place] = 0
     if missing.any():
-        note = f"{human_count(int(missing.sum()), 'step')} missing, and each step before them left out"
-        rank.notes += (note,) if note not in rank.notes else ()
+        rank.missing_steps = f"{human_count(int(missing.sum()), 'step')} missing, and each step before them left out"
     return facts[missing == 0]

@@ -159,6 +159,7 @@ class TraceRank(Rank):
         self._traces = traces
         self._tracks = [SavedTracks() for _ in traces]
         self._troubles: dict[int, tuple[str, int]] = {}
+        self.damage = {}
         self.rank = _rank_of(first)
         self.world_size = _number_in(first, "world_size") or None
         self.name = first.path.name if self.rank is None else SOURCE
@@ -232,7 +233,7 @@ class TraceRank(Rank):
         self.windows[number] = _window(number, start, end, steps, complete=not trace.problem)
         self.pid = self.pid or self._tracks[number].process
         self._troubles[number] = trace.problem, lost + trace.skipped
-        self.notes = tuple(problem for problem, _ in self._troubles.values() if problem)
+        self.damage = {number: problem for number, (problem, _) in self._troubles.items() if problem}
         count = sum(lost for _, lost in self._troubles.values())
         self.dropped = {"not understood": count} if count else {}
 

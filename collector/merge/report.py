@@ -63,7 +63,7 @@ def member_report(member: Member, start: int, end: int, events: int, damage: Dam
     bound = float(member.model.error(np.linspace(start, end, _LOOKS).astype(np.int64)).max())
     drift, drift_bound = member.model.drift_ppm(start)
     found = [msgspec.structs.asdict(one) for one in (recording.damage, damage or Damage())]
-    harm = {name: max(one[name] for one in found) for name in Damage.__struct_fields__}
+    both = Damage(**{name: max(one[name] for one in found) for name in Damage.__struct_fields__})
     return MemberReport(
         member=member.label,
         rank=member.rank,
@@ -80,7 +80,7 @@ def member_report(member: Member, start: int, end: int, events: int, damage: Dam
         events=events,
         machine=member.clock,
         ended=recording.ended,
-        damage=", ".join(f"{value:,} {name.replace('_', ' ')}" for name, value in harm.items() if value),
+        damage=both.harm(),
     )
 
 

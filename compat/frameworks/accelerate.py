@@ -19,6 +19,7 @@ from stepscope.compat.torch.activities import choose
 from stepscope.compat.torch.windows.finished_window import TorchFlags
 from stepscope.compat.torch.windows.memory_timeline import NEEDS, LatestResults
 from stepscope.exporters.base import Exporter
+from stepscope.runtime.lifecycle.output_directory import RUNS
 from stepscope.runtime.profiler import Profiler
 from stepscope.runtime.schedule.schedule import schedule
 from stepscope.runtime.settings.arguments import got
@@ -48,7 +49,7 @@ class StepscopeProfileKwargs(_ProfileKwargs):  # type: ignore[misc]
         activities: such as `["cpu", "cuda"]`, for torch's operators; as in Accelerate, default: what there is.
         schedule_option: `wait`, `warmup`, `active`, `repeat`, `skip_first`, and `skip_first_wait`.
         settings: more of `stepscope.compat.frameworks.loop_settings.LoopSettings`, such as `{"exporters": [...]}`. `output_dir`
-            is `output_trace_dir`/stepscope if it is not given.
+            is `output_trace_dir`/stepscope_runs if it is not given.
 
     Raises:
         TypeError, ValueError: if a value is not what it should be, when it is made and not in training.
@@ -113,7 +114,7 @@ class StepscopeProfileKwargs(_ProfileKwargs):  # type: ignore[misc]
         elif self.on_trace_ready is not None and not callable(self.on_trace_ready):
             raise TypeError(f"on_trace_ready must be callable or an exporter, {got(self.on_trace_ready)}")
         if self.output_trace_dir is not None:
-            settings.setdefault("output_dir", str(Path(self.output_trace_dir) / "stepscope"))
+            settings.setdefault("output_dir", str(Path(self.output_trace_dir) / RUNS))
         return LoopSettings.of(settings)
 
     def _chosen(self) -> tuple[list[Any] | None, set[str]]:

@@ -14,6 +14,7 @@ from stepscope.compat.frameworks.composer_schedule import BatchSchedule, our_act
 from stepscope.compat.frameworks.loop import Loop, TracingCallback, stores_errors, torch_operators
 from stepscope.compat.frameworks.loop_settings import LoopArguments, LoopSettings
 from stepscope.runtime._core import instant
+from stepscope.runtime.lifecycle.output_directory import RUNS
 from stepscope.runtime.schedule.action import ProfilerAction
 from stepscope.runtime.settings.arguments import got
 
@@ -44,7 +45,7 @@ class StepscopeTraceHandler(TracingCallback, _TraceHandler):
     Args:
         batch_schedule: from the state at the begin of a batch to an action, such as `stepscope.composer.cyclic_schedule`.
         settings: see `stepscope.compat.frameworks.loop_settings.LoopSettings`. In `output_dir`, `{run_name}` is replaced; it is
-            `{run_name}/stepscope` if it is not given.
+            `{run_name}/stepscope_runs` if it is not given.
 
     Raises:
         TypeError, ValueError: if a setting is not what it should be.
@@ -77,7 +78,7 @@ class StepscopeTraceHandler(TracingCallback, _TraceHandler):
     def fit_start(self, state: Any, logger: Any) -> None:
         self._state = state
         run_name = str(getattr(state, "run_name", None) or "composer")
-        where = (self._chosen.output_dir or "{run_name}/stepscope").replace("{run_name}", run_name)
+        where = (self._chosen.output_dir or f"{{run_name}}/{RUNS}").replace("{run_name}", run_name)
         profiled = state.profiler is not None
         follows = self._chosen.keep_last is None and (profiled or self._batch_schedule is not None)
         backends = self._chosen.backends

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from stepscope.compat.frameworks import raise_missing
 from stepscope.compat.frameworks.loop import Loop, TracingCallback, stores_errors, torch_operators
 from stepscope.compat.frameworks.loop_settings import LoopArguments, LoopSettings
+from stepscope.runtime.lifecycle.output_directory import RUNS
 
 if TYPE_CHECKING:
     from lightning.pytorch import Callback, LightningModule, Trainer
@@ -34,7 +35,7 @@ else:
 
 def _log_directory(log_dir: str | None) -> str | None:
     """Default directory of runs: next to Lightning's logs."""
-    return None if log_dir is None else f"{log_dir}/stepscope"
+    return None if log_dir is None else f"{log_dir}/{RUNS}"
 
 
 def _placement(trainer: Trainer) -> tuple[int | None, int | None]:
@@ -88,7 +89,7 @@ class StepscopeCallback(TracingCallback, Callback):
     tracing are in `errors` and the log, and never reach the training.
 
     Args:
-        settings: see `stepscope.compat.frameworks.loop_settings.LoopSettings`. `output_dir` is `stepscope` in `trainer.log_dir`
+        settings: see `stepscope.compat.frameworks.loop_settings.LoopSettings`. `output_dir` is `stepscope_runs` in `trainer.log_dir`
             if it is not given.
 
     Raises:
@@ -183,7 +184,7 @@ class StepscopeProfiler(TracingCallback, Profiler):
     reach the training.
 
     Args:
-        dirpath: directory of the runs; default: `stepscope` in `trainer.log_dir`.
+        dirpath: directory of the runs; default: `stepscope_runs` in `trainer.log_dir`.
         filename: of the table, in `dirpath`; default: it is logged.
         settings: see `stepscope.compat.frameworks.loop_settings.LoopSettings`; `output_dir` goes before `dirpath`.
 

@@ -61,6 +61,7 @@ class LoopSettings(Checked, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         TypeError, ValueError: naming the field, the value and what it should be, when it is made and not in training.
     """
 
+    __keywords__ = True
     __unchecked__: ClassVar[tuple[str, ...]] = (
         "schedule",
         "backends",

@@ -11,6 +11,7 @@ from stepscope.compat.frameworks import raise_missing
 from stepscope.compat.frameworks.loop import Loop, TracingCallback, stores_errors, torch_operators
 from stepscope.compat.frameworks.loop_settings import DEFAULT, LoopArguments, LoopSettings
 from stepscope.runtime._core import instant
+from stepscope.runtime.lifecycle.output_directory import RUNS
 from stepscope.runtime.schedule.schedule import Schedule
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ class StepscopeCallback(TracingCallback, TrainerCallback):
         profiler_active_steps: as `active`.
         profiler_repeat: as `repeat`.
         profiler_output_dir: as `output_dir`.
-        settings: see `stepscope.compat.frameworks.loop_settings.LoopSettings`. `output_dir` is `stepscope` in that of the training
+        settings: see `stepscope.compat.frameworks.loop_settings.LoopSettings`. `output_dir` is `stepscope_runs` in that of the training
             arguments if it is not given.
 
     Raises:
@@ -77,7 +78,7 @@ class StepscopeCallback(TracingCallback, TrainerCallback):
         world_size, rank = int(args.world_size), int(args.process_index)  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]
         self.loop.open(
             stage,
-            directory=f"{args.output_dir}/stepscope",
+            directory=f"{args.output_dir}/{RUNS}",
             rank=rank if world_size > 1 else None,
             world_size=world_size if world_size > 1 else None,
             **first,

@@ -32,6 +32,7 @@ class MXNetSettings(Checked, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         MXNetValueError: naming the field, the value and what it should be; from `set_config`.
     """
 
+    __keywords__ = True
     __unchecked__ = ("backends", "exporters", "metadata", "schedule", "options", "control", "forward")
 
     filename: str = "profile.json"
@@ -111,7 +112,7 @@ def settings_of(arguments: Mapping[str, Any]) -> MXNetSettings:
     try:
         settings = MXNetSettings(**values)
     except ValueError as error:
-        raise MXNetValueError(f"set_config(): {str(error).removeprefix('MXNetSettings.')}") from error
+        raise MXNetValueError(f"set_config(): {error}") from error
     _check_objects(settings)
     return settings
 

@@ -103,6 +103,7 @@ class Controller:
         self._socket: LocalSocket | None = None
         self._signals = 0
         self._notes: list[str] = []
+        self._refusal = ""
         self._size_unknown = settings.path is not None and settings.agree and world_size is None
 
     @property
@@ -156,10 +157,15 @@ class Controller:
             return
         if self.settings.signal:
             user_signal.unwatch(self._signalled)
-        if not self._thread.running:
-            return
         if self._socket is not None:
             self._socket.remove_handler(self._handle)
+        self.refuse("the profiler was closed")
+
+    def refuse(self, reason: str) -> None:
+        """Follows no further requests. Commands are answered with this reason, until the entry points are closed."""
+        self._refusal = reason
+        if not self._thread.running:
+            return
         if self._file is not None:
             self._router.release_lost("queued")
         self._thread.close()
@@ -207,7 +213,9 @@ class Controller:
             if not answered.done():
                 answered.set_result(self._answer(**fields))
 
-        if command.version != VERSION:
+        if self._refusal:
+            answer(error=self._refusal, windows=self._profiler.armed())
+        elif command.version != VERSION:
             answer(error=f"version {command.version} of commands is not known here, only {VERSION}")
         elif command.request is None and (command.command == "arm" or command.command == "propose" and not command.end):
             answer(error=f"{command.command} lacks a request")

@@ -42,9 +42,14 @@ class Damage(msgspec.Struct, frozen=True, kw_only=True):
     def __bool__(self) -> bool:
         return self != Damage()
 
+    def __str__(self) -> str:
+        return self._text(*self.__struct_fields__)
+
     def harm(self) -> str:
         """Text on losses. A torn end is none: the file was cut there, or is being written."""
-        names = ("skipped_bytes", "lost_frames", "undecodable_frames")
+        return self._text("skipped_bytes", "lost_frames", "undecodable_frames")
+
+    def _text(self, *names: str) -> str:
         return ", ".join(f"{name.replace('_', ' ')}: {n:,}" for name in names if (n := getattr(self, name)))
 
 

@@ -90,11 +90,7 @@ class Recovery(msgspec.Struct, frozen=True, kw_only=True):
         lines.append(f"  {human_count(self.total, 'event')} in all{more}")
         lines += [f"  {human_count(self.processes, 'process', 'es')} had joined"] if self.processes else []
         lines += [f"  {human_count(self.dropped, 'event')} had not fitted the rings"] if self.dropped else []
-        if self.damage:
-            lost = ", ".join(
-                f"{name} {value:,}" for name, value in msgspec.structs.asdict(self.damage).items() if value
-            )
-            lines.append(f"  not readable in the journal: {lost}")
+        lines += [f"  not readable in the journal: {self.damage}"] if self.damage else []
         lines += [f"  note: {note}" for note in self.notes]
         return "\n".join([*lines, *(f"  MISSING: {what}" for what in self.missing)])
 

@@ -68,6 +68,8 @@ class Checked(Documented, frozen=True, kw_only=True, forbid_unknown_fields=True,
     """Fields with arbitrary objects, which the subclass checks itself."""
     __fixed__: ClassVar[Mapping[str, str]] = {}
     """Names that users may expect here, each with the reason why it is not a field."""
+    __keywords__: ClassVar[bool] = False
+    """True if users write the fields as keywords of a callback or function, which messages name without this class."""
 
     def __post_init__(self) -> None:
         """Checks every value.
@@ -78,7 +80,8 @@ class Checked(Documented, frozen=True, kw_only=True, forbid_unknown_fields=True,
         for field in _fields(type(self)):
             if field.name in self.__unchecked__:
                 continue
-            name, value = f"{type(self).__name__}.{field.name}", getattr(self, field.name)
+            name = field.name if self.__keywords__ else f"{type(self).__name__}.{field.name}"
+            value = getattr(self, field.name)
             invalid = find_invalid_value(value, field.type, name)
             if invalid is not None:
                 raise ValueError(invalid.text)

@@ -60,7 +60,8 @@ exit codes:
   0    done
   1    failed; standard error says why
   2    wrong usage
-  3    analyse, explain, merge, recover, report, windows: done, but without recordings that could not be read, which are named
+  3    analyse, convert, explain, merge, recover, report, windows: done, but without recordings, or parts of one, that could not be
+       read, which are named
   4    convert, explain, merge, report: there is no such window
   130  interrupted
 `stepscope run` exits as the script does.

@@ -1,4 +1,4 @@
-"""The pages about the design are short, and name files that there are."""
+"""The pages about the design are short, and name files that there are; pictures have light and dark colours."""
 
 from __future__ import annotations
 
@@ -25,3 +25,12 @@ def test_a_page_is_short_and_in_the_index(page: Path) -> None:
     index = page.with_name("README.md")
     assert len(page.read_text(encoding="utf-8").split()) <= (150 if page == index else 900)
     assert page == index or f"({page.name})" in index.read_text(encoding="utf-8")
+
+
+def test_pictures_have_dark_colours() -> None:
+    """Drawings have both, others have a second file; the trace view of TensorBoard's plugin is light only."""
+    docs = ROOT / "docs"
+    drawings = list(docs.glob("*.svg"))
+    assert drawings and all("prefers-color-scheme: dark" in path.read_text(encoding="utf-8") for path in drawings)
+    light = [path.stem for path in docs.glob("*.png") if not path.stem.endswith("-dark")]
+    assert [stem for stem in light if not (docs / f"{stem}-dark.png").is_file()] == ["tensorboard"]

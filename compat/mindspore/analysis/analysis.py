@@ -200,10 +200,7 @@ def _lacking(replayed: Replayed, window: Window | None) -> str:
     """Says which part a journal lacks of a window that was played from it."""
     reasons: list[str] = []
     if replayed.damage:
-        found = msgspec.structs.asdict(replayed.damage)
-        reasons.append(
-            "damage in the journal: " + ", ".join(f"{k.replace('_', ' ')} {int(n):,}" for k, n in found.items() if n)
-        )
+        reasons.append(f"damage in the journal: {replayed.damage}")
     if replayed.unfinished or not replayed.windows:
         reasons.append("the journal has no end of the window: the run was interrupted, or the file was cut")
     if window is not None:

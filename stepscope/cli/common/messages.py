@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import io
 import os
-import re
 import sys
 import time
 from collections.abc import Sequence
@@ -26,6 +25,13 @@ def message(text: str) -> None:
     with contextlib.suppress(OSError, ValueError):  # the latter: a program that was run has closed it
         print(text, file=sys.stderr)
     discard_unwritten(sys.stderr)
+
+
+def on_terminal() -> bool:
+    """True if standard error is a terminal."""
+    with contextlib.suppress(ValueError):  # a program that was run has closed it
+        return sys.stderr is not None and sys.stderr.isatty()
+    return False
 
 
 def add_json(parser: Any, what: str) -> None:
@@ -72,13 +78,13 @@ def discard_unwritten(stream: TextIO | None) -> None:
             os.dup2(nowhere.fileno(), stream.fileno())
 
 
-_RULE = re.compile(r"-+(?:  +-+)*")
 _STYLES = {
     r"(?m)\b(?:no end|incomplete|missing|not merged|damaged?)\b.*$": "yellow",
     r"(?m)\b(?:still open)\b": "cyan",
     r"(?m)^(?:recovered|completed|see it)\b": "green",
+    r"(?m)^.+(?=\n-+(?:  +-+)*$)": "bold",
 }
-"""Patterns of what matters in a result, and how it looks."""
+"""Patterns of what matters in a result, and how it looks. The last is the head of a table."""
 
 
 def print_result(text: str) -> None:
@@ -93,12 +99,6 @@ def print_result(text: str) -> None:
     made = Text(text)
     for pattern, style in _STYLES.items():
         made.highlight_regex(pattern, style)
-    lines = text.split("\n")
-    at = 0
-    for line, below in zip(lines, [*lines[1:], ""], strict=True):
-        if _RULE.fullmatch(below):
-            made.stylize("bold", at, at + len(line))
-        at += len(line) + 1
     Console(highlight=False).print(made, soft_wrap=True)
 
 
@@ -106,17 +106,20 @@ MOST_NAMED = 20
 """Recordings that are named; the others are counted."""
 
 
-def exit_code(unreadable: Sequence[object]) -> int:
+def exit_code(unreadable: Sequence[object], damaged: Sequence[str] = ()) -> int:
     """The exit code. Standard error has a sentence if it is not 0, and the name of each recording.
 
     Args:
         unreadable: as texts: each names a recording, and says why it could not be read.
+        damaged: sentences on files that could not be read whole.
     """
-    if not unreadable:
+    counts = [f"{human_count(len(unreadable), 'recording')} could not be read"] if unreadable else []
+    counts += [f"{human_count(len(damaged), 'file')} could be read in part only"] if damaged else []
+    if not counts:
         return 0
-    message(f"the result is not whole: {human_count(len(unreadable), 'recording')} could not be read")
-    for each in unreadable[:MOST_NAMED]:
-        message(printable(f"not read: {each}"))
+    message(f"the result is not whole: {', '.join(counts)}")
+    for text in [f"not read: {each}" for each in unreadable][:MOST_NAMED] + [*damaged][:MOST_NAMED]:
+        message(printable(text))
     return INCOMPLETE
 
 
@@ -150,10 +153,7 @@ class Progress:
         self._text = text
 
     def __enter__(self) -> Self:
-        terminal = False
-        with contextlib.suppress(ValueError):  # a program that was run has closed it
-            terminal = self._stream is not None and self._stream.isatty()
-        if terminal:
+        if on_terminal():
             self._thread = Thread(target=self._draw, name="stepscope progress", daemon=True)
             start(self._thread)
         return self

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable, Mapping, Sequence
-
-from stepscope.runtime.settings.validation import did_you_mean
+from collections.abc import Callable, Mapping
 
 UNITS: dict[str, int] = {"": 1} | {
     f"{prefix}{unit}": int(base**power)
@@ -73,22 +71,6 @@ def number(kind: type[int] | type[float], name: str) -> Callable[[str], float]:
 
 
 seconds = above_zero("number of seconds above 0")
-
-
-def one_of(kind: str, names: Sequence[str]) -> Callable[[str], str]:
-    """Returns a reader of a name; it refuses unknown names with the one that is like it.
-
-    Args:
-        kind: what the names are of, for the message.
-        names: all that there are.
-    """
-
-    def read(text: str) -> str:
-        if text not in names:
-            raise argparse.ArgumentTypeError(f"there is no {kind} {text[:60]!r}{did_you_mean(text, names)}")
-        return text
-
-    return read
 
 
 def option_text(error: ValueError, kinds: str, options: Mapping[str, str] | None = None, prefix: str = "") -> str:

@@ -205,8 +205,8 @@ def _directory() -> Check:
 
 
 def _sessions() -> Iterator[Check]:
-    """Remains of killed runs in memory: those below the working directory first, then the newest."""
-    found: list[tuple[bool, float, str, Path]] = []
+    """Runs that were killed and can be recovered: those below the working directory first, then the newest."""
+    found: dict[str, tuple[bool, float, str, Path]] = {}
     for directory in (session for place in places(None) for session in Path(place).glob(f"{PREFIX}*")):
         try:
             killed = KilledSession.of(directory)
@@ -216,10 +216,12 @@ def _sessions() -> Iterator[Check]:
             continue
         for path, _ in killed.unrecovered:
             run = opening.shown(path.parent)
-            found.append((run.startswith(("..", "/")), -killed.last_used, run, directory))
-    for _, _, run, directory in sorted(found)[:MOST_RUNS]:
+            found[run] = (run.startswith(("..", "/")), -killed.last_used, run, directory)
+    for _, _, run, directory in sorted(found.values())[:MOST_RUNS]:
         cure = f"stepscope recover --remove-session {shlex.quote(run)}"
-        yield Check("killed run", "limited", f"the last moments of {run} are in {directory}", cure)
+        yield Check(
+            "killed run", "limited", f"{run} was killed and can be recovered: its last moments are in {directory}", cure
+        )
     if len(found) > MOST_RUNS:
         yield Check("killed runs", "limited", f"{len(found) - MOST_RUNS:,} more")
 

@@ -77,11 +77,7 @@ def send_order(arguments: argparse.Namespace, order: dict[str, Any]) -> OrderRes
     )
     handlers: list[urllib.request.BaseHandler] = [_NoRedirect()]
     if scheme == "https":
-        try:
-            tls = tls_context(arguments)
-        except ValueError as error:
-            raise ControlError(str(error)) from error
-        handlers.append(urllib.request.HTTPSHandler(context=tls))
+        handlers.append(urllib.request.HTTPSHandler(context=tls_context(arguments)))
     if address.is_local:
         handlers.append(urllib.request.ProxyHandler({}))
     try:

@@ -11,6 +11,7 @@ from typing import Any
 from stepscope.cli.common.values import option_text, size
 from stepscope.exporters.nats.names import DEFAULT_TEAM
 from stepscope.exporters.nats.servers import NatsAccess, NatsLimits
+from stepscope.runtime.errors import StepscopeError
 
 
 def add_files(group: Any, options: Mapping[str, str]) -> None:
@@ -35,14 +36,14 @@ def tls_context(arguments: argparse.Namespace) -> ssl.SSLContext:
     """The settings that the options give.
 
     Raises:
-        ValueError: if a file cannot be used; says why.
+        StepscopeError: if a file cannot be used; says why.
     """
     try:
         made = ssl.create_default_context(cafile=None if arguments.ca is None else str(arguments.ca))
         if arguments.certificate is not None:
             made.load_cert_chain(arguments.certificate, arguments.key)
     except OSError as error:  # of ssl, too
-        raise ValueError(f"the certificates (--ca, --certificate, --key) cannot be used: {error}") from error
+        raise StepscopeError(f"the certificates (--ca, --certificate, --key) cannot be used: {error}") from error
     return made
 
 

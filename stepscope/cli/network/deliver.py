@@ -117,10 +117,7 @@ def _to_collector(arguments: argparse.Namespace) -> MakeTransport:
         raise StepscopeError(str(error)) from error
     except OSError as error:  # else it would be tried again until the time is over
         parser.error(f"--token-file: {error.strerror}")
-    try:
-        tls = tls_context(arguments) if arguments.ca or arguments.certificate else None
-    except ValueError as error:
-        raise StepscopeError(str(error)) from error
+    tls = tls_context(arguments) if arguments.ca or arguments.certificate else None
     return lambda feed: WebSocketTransport(address, LinkSettings(), tls, feed)
 
 

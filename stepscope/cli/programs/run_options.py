@@ -14,7 +14,7 @@ from stepscope.backends.counters.process_memory import ProcessMemoryBackend
 from stepscope.backends.python_stacks import PythonStacksBackend
 from stepscope.backends.torch.backend import TorchBackend
 from stepscope.cli.common.messages import add_json
-from stepscope.cli.common.values import one_of, seconds
+from stepscope.cli.common.values import seconds
 from stepscope.cli.programs.torch_program import LateTorch
 from stepscope.exporters.base import Exporter
 from stepscope.exporters.chrome import ChromeTraceExporter
@@ -22,7 +22,6 @@ from stepscope.exporters.console import ConsoleExporter
 from stepscope.exporters.files.scalars import StepScalarExporter
 from stepscope.exporters.perfetto import PerfettoExporter
 from stepscope.exporters.tensorboard import tensorboard_trace_handler
-from stepscope.runtime.control.settings import Control
 from stepscope.runtime.errors import ScheduleError, StepscopeError
 from stepscope.runtime.schedule.schedule import Schedule, schedule
 
@@ -83,7 +82,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--backend",
         metavar="NAME",
         action="append",
-        type=one_of("backend", (TORCH, *BACKENDS)),
+        choices=(TORCH, *BACKENDS),
         help=f"{TORCH}, {', '.join(BACKENDS)}; may be repeated (default: {TORCH})",
     )
     recorded.add_argument("--no-torch", action="store_true", help="no operators of torch")
@@ -98,14 +97,18 @@ def add(parser: argparse.ArgumentParser) -> None:
     recorded.add_argument("--with-stack", action="store_true", help="record Python functions (kineto)")
     output = parser.add_argument_group("output")
     output.add_argument(
-        "-o", "--out", metavar="DIR", type=Path, help="directory of the run (default: a new one in stepscope_runs)"
+        "-o",
+        "--out",
+        metavar="DIR",
+        type=Path,
+        help="directory of the run (default: a new one in stepscope_runs); a run that is there keeps its journal, and its traces are replaced",
     )
     output.add_argument("--name", help="name of the run (default: the program's)")
     output.add_argument(
         "--exporter",
         metavar="NAME",
         action="append",
-        type=one_of("exporter", EXPORTERS),
+        choices=EXPORTERS,
         help=f"what to write: {', '.join(EXPORTERS)}; may be repeated (default: chrome)",
     )
     output.add_argument(
@@ -141,11 +144,6 @@ def schedule_of(arguments: argparse.Namespace) -> Schedule | None:
         parser.error(f"--{name.replace('_', '-')} {rest}")
 
 
-def control_of(arguments: argparse.Namespace) -> Control | None:
-    """The ways by which windows can be asked for: `stepscope arm --pid`, and `--url` if the run goes to a collector."""
-    return Control(socket=True, collector=bool(arguments.collector)) if arguments.control else None
-
-
 def backends_of(arguments: argparse.Namespace) -> list[Backend]:
     """The backends, not opened; wrong arguments end the process, as argparse does it."""
     parser: argparse.ArgumentParser = arguments.parser
@@ -153,16 +151,16 @@ def backends_of(arguments: argparse.Namespace) -> list[Backend]:
         parser.error("--no-torch leaves out what --backend torch records: give one of them")
     names = [name for name in dict.fromkeys(arguments.backend or [TORCH]) if name != TORCH or not arguments.no_torch]
     flags = {name: getattr(arguments, name) for name in _OF_TORCH}
+    named = [f"--{name.replace('_', '-')}" for name, value in flags.items() if value]
+    if arguments.mode == "stream" and named:
+        parser.error(f"{' and '.join(named)} cannot be had with --mode stream: use --mode kineto")
+    named += ["--mode"] if arguments.mode != "auto" else []
     if TORCH not in names:
-        named = [name for name, value in {**flags, "mode": arguments.mode != "auto"}.items() if value]
         if named:
             what = "leave out --no-torch" if arguments.no_torch else "add --backend torch"
-            parser.error(f"--{named[0].replace('_', '-')} is of torch's operators, which are left out: {what}")
+            parser.error(f"{named[0]} is of torch's operators, which are left out: {what}")
         return [BACKENDS[name]() for name in names]
-    try:
-        torch = TorchBackend(arguments.mode, **flags)
-    except ValueError as error:
-        parser.error(str(error))
+    torch = TorchBackend(arguments.mode, **flags)
     return [LateTorch(torch) if name == TORCH else BACKENDS[name]() for name in names]
 
 

@@ -23,20 +23,21 @@ from stepscope.backends.torch import loader as torch_loader
 from stepscope.backends.torch.importing import TorchImport
 from stepscope.build import trace
 from stepscope.cli.common import opening
-from stepscope.cli.common.messages import Progress, discard_unwritten, message, print_json
+from stepscope.cli.common.messages import Progress, discard_unwritten, message, on_terminal, print_json
 from stepscope.cli.programs.child_processes import ChildProcesses
 from stepscope.cli.programs.ending import Ending
 from stepscope.cli.programs.ending import width as ending_width
-from stepscope.cli.programs.run_options import TRACES, backends_of, control_of, exporters_of, schedule_of
+from stepscope.cli.programs.run_options import TRACES, backends_of, exporters_of, schedule_of
 from stepscope.cli.programs.torch_program import OptimizerSteps
 from stepscope.runtime.accounting.error_log import error_text
+from stepscope.runtime.control.settings import Control
 from stepscope.runtime.display.text_table import human_count, printable
 from stepscope.runtime.files.paths import absolute
 from stepscope.runtime.lifecycle.output_directory import Output
 from stepscope.runtime.options import SIGNALS, Options
 from stepscope.runtime.profiler import Profiler
 from stepscope.runtime.schedule.action import ProfilerAction
-from stepscope.runtime.schedule.schedule import never
+from stepscope.runtime.schedule.schedule import Schedule, never
 from stepscope.runtime.session.job import local_world_size, rank_from_environment
 from stepscope.runtime.threads.background_call import start
 from stepscope.runtime.threads.native_threads import Event, Thread
@@ -46,6 +47,8 @@ PATIENT = Options(linger=60, close_timeout=120, signals=SIGNALS)
 """The program has ended, nobody waits for the terminal: what torch's profiler still converts is worth waiting for."""
 log = logging.getLogger("stepscope")
 
+WINDOWS_INTERVAL_S = 1.0
+"""Seconds between two lines about windows, at least."""
 _STDERR = 2
 _INDENT = 12
 """Columns before the values in the report."""
@@ -107,7 +110,9 @@ class TracedProgram(msgspec.Struct, frozen=True):
             for path in files.values():
                 every = path.with_name(path.name.replace("{window}", "*"))
                 if any(found.is_file() for found in path.parent.glob(every.name)):
-                    message(f"stepscope run: {opening.shown(every)} is of an earlier run, and will be replaced")
+                    message(
+                        f"stepscope run: {opening.shown(every)} is of an earlier run, and will be replaced; its journal stays"
+                    )
 
         def note_layout() -> None:
             """Process groups are made after the start, and may be destroyed before the end."""
@@ -129,7 +134,7 @@ class TracedProgram(msgspec.Struct, frozen=True):
             | ({"options": options} if options else {})
             | ({STEPS_END: OPTIMIZER} if by_optimizer else {}),
             options=PATIENT,
-            control=control_of(arguments),
+            control=Control(socket=True, collector=bool(arguments.collector)) if arguments.control else None,
         )
         torch_loader.LOADER.workers_join = True
         children = ChildProcesses()
@@ -141,11 +146,37 @@ class TracedProgram(msgspec.Struct, frozen=True):
     def start(self, arguments: argparse.Namespace) -> None:
         """Begins to record."""
         self.profiler.start()
-        if self.profiler.control is not None and self.prints_ending and not arguments.quiet:
+        says_more = self.prints_ending and not arguments.quiet
+        if self.profiler.control is not None and says_more:
             message(f"stepscope run: to record steps: stepscope arm --pid {os.getpid()} --steps 30")
+        if on_terminal() and says_more:
+            if self.profiler.schedule is not never:
+                message(f"stepscope run: {self._begin()} {opening.shown(self.profiler.output.path)}")
+            with contextlib.suppress(RuntimeError):  # no thread is left, and the program matters more
+                start(Thread(target=self._print_windows, name="stepscope windows", daemon=True))
         if arguments.duration is not None:
             wait = Thread(target=self._end_after, args=(arguments.duration,), name="stepscope duration", daemon=True)
             start(wait)
+
+    def _begin(self) -> str:
+        """What is recorded, in words before the name of the directory."""
+        keep_last, chosen = self.profiler.keep_last, self.profiler.schedule
+        if keep_last is not None:
+            return f"keeping the last {human_count(keep_last.steps, 'step')}; if something goes wrong they are saved in"
+        first = chosen.next_record(0) if isinstance(chosen, Schedule) else 0
+        return f"recording from step {first} on, in" if first else "recording in"
+
+    def _print_windows(self) -> None:
+        """Prints how many windows were recorded, when there are more. That is all until the end, as the terminal is the program's."""
+        printed = 0
+        while not self.over.wait(WINDOWS_INTERVAL_S):
+            statistics = self.profiler.statistics()
+            is_open = self.profiler.current_action.records
+            ended = statistics.windows - is_open if self.profiler.keep_last is None else len(self.profiler.saved())
+            if ended > printed and os.isatty(_STDERR):
+                printed = ended
+                steps = human_count(statistics.steps, "step")
+                _write(f"stepscope run: {human_count(ended, 'window')} recorded, {steps} so far\n")
 
     def _until_next_step(self, step: int) -> ProfilerAction:
         """A schedule that ends the open window with the next step, and records no other."""
@@ -156,7 +187,7 @@ class TracedProgram(msgspec.Struct, frozen=True):
         if self.over.wait(seconds):
             return
         if self.profiler.control is not None:
-            self.profiler.control.close()
+            self.profiler.control.refuse(f"--duration {seconds:g} is over")
         steps = self.profiler.statistics().steps if self.profiler.keep_last is None else 0
         if steps:
             on_request = any(window.state == "running" for window in self.profiler.armed())
@@ -183,7 +214,7 @@ class TracedProgram(msgspec.Struct, frozen=True):
     def print_report(self) -> None:
         """Prints the table and the trust report."""
         report = self.profiler.report().text(verbose=True)
-        if sys.stderr is not None and sys.stderr.isatty():
+        if on_terminal():
             wrap = textwrap.TextWrapper(
                 ending_width(), subsequent_indent=" " * _INDENT, break_long_words=False, break_on_hyphens=False
             )
@@ -246,7 +277,7 @@ class TracedProgram(msgspec.Struct, frozen=True):
             notes=(*notes, *files),
             failed=failed,
             width=ending_width(),
-            colour=sys.stderr is not None and sys.stderr.isatty(),
+            colour=on_terminal(),
         )
 
     @property

@@ -27,8 +27,8 @@ examples:
   stepscope explain runs/exp1 --json     for programs
   stepscope explain host.pt.trace.json   what torch.profiler has saved
 
-exit codes: 0 explained, 1 failed, 2 wrong usage, 3 explained, but without recordings that could not be read, which are
-named, 4 there is no such window
+exit codes: 0 explained, 1 failed, 2 wrong usage, 3 explained, but without recordings, or parts of one, that
+could not be read, which are named, 4 there is no such window
 """
 
 
@@ -76,10 +76,10 @@ def run(arguments: argparse.Namespace) -> int:
         answer = answer_of(recording, arguments.window, peak_flops=arguments.peak_flops)
     if arguments.json:
         print_json(answer)
-        return exit_code(recording.unreadable)
-    from rich.console import Console
+    else:
+        from rich.console import Console
 
-    from stepscope.analysis.terminal import show
+        from stepscope.analysis.terminal import show
 
-    show(answer, Console(file=sys.stdout, highlight=False))
-    return exit_code(recording.unreadable)
+        show(answer, Console(file=sys.stdout, highlight=False))
+    return exit_code(recording.unreadable, recording.damage)

@@ -20,8 +20,8 @@ examples:
 
 The page is one file that loads nothing: open it in a browser, or send it to somebody.
 
-exit codes: 0 written, 1 failed, 2 wrong usage, 3 written, but without recordings that could not be read, which are
-named, 4 there is no such window
+exit codes: 0 written, 1 failed, 2 wrong usage, 3 written, but without recordings, or parts of one, that
+could not be read, which are named, 4 there is no such window
 """
 
 
@@ -65,6 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
         print_json({"written": target, "answer": answer})
     else:
         print(f"{opening.shown(target)} written ({len(page.encode()) >> 10:,} KiB): open it in a browser")
-        for note in (note for rank in recording.ranks for note in rank.notes):
-            print_result(note)
-    return exit_code(recording.unreadable)
+        for rank in recording.ranks:
+            if rank.missing_steps:
+                print_result(rank.missing_steps)
+    return exit_code(recording.unreadable, recording.damage)

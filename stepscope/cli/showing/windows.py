@@ -15,6 +15,7 @@ from stepscope.cli.common.messages import add_json, exit_code, print_json, print
 from stepscope.runtime.display.text_table import Column, human_count, printable, text_table
 from stepscope.runtime.journal.index import WindowRow
 from stepscope.runtime.journal.replay import WITHOUT_END
+from stepscope.runtime.journal.segments import journal_bytes
 from stepscope.runtime.session.note import JOURNAL, notes_in
 from stepscope.runtime.windows.step_statistics import begins_with_startup
 from stepscope.runtime.windows.window import Window
@@ -24,7 +25,8 @@ if TYPE_CHECKING:
 
 HELP = "list the windows of a run"
 DESCRIPTION = """\
-Lists the windows of a run. Events are read only of a window without an end, so a long run is listed as soon as a short one.
+Lists the windows of a run. Events are read only of a window without an end, so a long run is listed as soon as a short one. Of a
+run of more than 256 MiB damage among events is not noticed: `stepscope explain` names it.
 A window is `incomplete` if a part of it was not recorded, `still open` while the run records it, and has `no end` if its
 process died in it, or runs elsewhere.
 """
@@ -36,9 +38,12 @@ examples:
   stepscope explain runs/exp1 --window 3
   stepscope convert runs/exp1 third.json --window 3
 
-exit codes: 0 listed, 1 failed, 2 wrong usage, 3 listed, but without recordings that could not be read, which are named
+exit codes: 0 listed, 1 failed, 2 wrong usage, 3 listed, but without recordings, or parts of one, that could
+not be read, which are named
 """
 HEAD = ("window", "begins", "lasts", "steps", "events", "dropped", "state")
+CHECKED_BYTES = 256 << 20
+"""Journals of a run that together have at most so many bytes are read for damage."""
 LEFT = ("process", "begins", "state")
 """Columns that are aligned left."""
 
@@ -78,6 +83,10 @@ def run(arguments: argparse.Namespace) -> int:
     from stepscope.analysis.reading.recording import load
 
     recording = load(arguments.path, only=())
+    recorded = [rank for rank in recording.ranks if not rank.foreign]
+    if sum(journal_bytes(path) for rank in recorded for path in rank.paths) <= CHECKED_BYTES:
+        for rank in recorded:
+            rank.check_frames()
     lines: list[Line] = []
     for rank in recording.ranks:
         counts = Counter[int]() if rank.foreign else Counter(rank.counts)
@@ -88,7 +97,7 @@ def run(arguments: argparse.Namespace) -> int:
         lines += [line for _, line in sorted({**read, **indexed}.items())]
     if arguments.json:
         print_json(lines)
-        return exit_code(recording.unreadable)
+        return exit_code(recording.unreadable, recording.damage)
     print_result(_table(lines, several=len(recording.ranks) > 1))
     if late := sum(rank.dropped.get("late", 0) for rank in recording.ranks):
         print(
@@ -99,7 +108,7 @@ def run(arguments: argparse.Namespace) -> int:
         print("Step 0 is startup: it ends with the optimizer's first step, and is not judged or counted as a step.")
     for note in (note for note in recording.notes if note not in recording.unreadable):
         print_result(note)
-    return exit_code(recording.unreadable)
+    return exit_code(recording.unreadable, recording.damage)
 
 
 def _process(rank: Rank) -> str:

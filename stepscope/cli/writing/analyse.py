@@ -7,7 +7,6 @@ from pathlib import Path
 
 from stepscope.cli.common import opening
 from stepscope.cli.common.messages import Progress, add_json, exit_code, print_json
-from stepscope.cli.common.values import one_of
 from stepscope.compat.mindspore.analysis.offline import analyse_below
 from stepscope.compat.mindspore.options.options import ProfilerOptions
 
@@ -31,7 +30,7 @@ examples:
 A recording that was analysed before is skipped, unless its raw data were kept: then a second result is put beside it.
 
 exit codes: 0 everything was analysed, 1 something failed or there is nothing to analyse, 2 wrong usage, 3 analysed, but
-without recordings that could not be read, which are named
+without recordings, or parts of one, that could not be read, which are named
 """
 
 
@@ -49,7 +48,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--layout",
         metavar="NAME",
-        type=one_of("layout", LAYOUTS),
+        choices=LAYOUTS,
         default=LAYOUTS[0],
         help="names of directories: stepscope, or mindspore, which puts the products of each window into one that ends with "
         "_ascend_ms, where MindSpore's tools look for it (default: stepscope)",
@@ -82,5 +81,8 @@ def run(arguments: argparse.Namespace) -> int:
         print_json(analysis)
     else:
         print(analysis)
-    code = exit_code(analysis.unreadable)
-    return code if all(window.complete for window in analysis.windows) else 1
+    code = exit_code(
+        analysis.unreadable,
+        [f"{window.directory}: {window.lacking}" for window in analysis.windows if window.lacking],
+    )
+    return 1 if any(product.problem for window in analysis.windows for product in window.products) else code

@@ -13,10 +13,11 @@ import msgspec
 from stepscope.cli.common import opening
 from stepscope.cli.common.messages import Progress, add_json, message, print_json
 from stepscope.cli.writing.recover import is_trace
+from stepscope.collector.runs.evicted import beyond, gaps_of, read_evicted
 from stepscope.exporters import formats as registered_formats
 from stepscope.runtime.accounting.ledger import Ledger
 from stepscope.runtime.display.text_table import human_count
-from stepscope.runtime.errors import FormatError, NoWindowError
+from stepscope.runtime.errors import INCOMPLETE, FormatError, NoWindowError
 from stepscope.runtime.export.exporter import Exporter
 from stepscope.runtime.export.formats import exporter_for, known, writing
 from stepscope.runtime.files.paths import absolute
@@ -79,7 +80,8 @@ examples:
 If a run's directory has several journals, the newest is taken.
 `stepscope merge runs/exp1 --steps 100-120 -o steps.json` writes some steps only.
 
-exit codes: 0 written, 1 failed, 2 wrong usage, 4 there is no such window
+exit codes: 0 written, 1 failed, 2 wrong usage, 3 written, but without parts of the journal that could not be read, 4 there
+is no such window
 """
 
 
@@ -113,12 +115,9 @@ def run(arguments: argparse.Namespace) -> int:
     hint_at_recovery(journal.parent)
     if arguments.json:
         print_json({"written": written, **msgspec.to_builtins(replayed)})
-        return 0
-    if lost := _lost(replayed.ledger):
+    elif lost := _lost(replayed.ledger):
         print(f"the run's accounts: {lost}")
-    if replayed.damage:
-        print(f"the journal is damaged, this could not be used: {_damage(replayed)}")
-    return 0
+    return INCOMPLETE if replayed.damage.harm() else 0
 
 
 def journal_of(source: Path, window: int | None = None) -> Path:
@@ -165,6 +164,8 @@ def write(journal: Path, target: Path, format: str | None = None, window: int | 
     cut = f" ({replayed.unfinished} without an end)" if replayed.unfinished else ""
     windows = f"{human_count(replayed.windows, 'window')}{cut}"
     message(f"{human_count(replayed.events, 'event')} of {windows} written to {written}")
+    if replayed.damage:
+        message(f"{journal} is damaged, and this could not be used: {replayed.damage}")
     if not replayed.events:
         message(f"{journal} holds no events: the run was killed before it recorded any, or the file is empty")
     return replayed, written
@@ -173,12 +174,13 @@ def write(journal: Path, target: Path, format: str | None = None, window: int | 
 async def _replay(source: Path, exporter: Exporter, directory: Path, window: int | None) -> Replayed:
     with JournalReader(source) as reader:
         replayed = await replay_into(reader, exporter, run_of(reader, directory), window)
+        gaps = gaps_of(reader.frames, read_evicted(source))
     if window is not None and not replayed.windows:
         with JournalReader(source) as reader:
             without_events = reader.items(wanted=lambda _: False)
             numbers = sorted({item.index for item in without_events if isinstance(item, Window)})
         raise NoWindowError(f"{source} has no window {window}; {which_windows(numbers)}")
-    return replayed
+    return msgspec.structs.replace(replayed, damage=beyond(replayed.damage, gaps))
 
 
 def _journal_in(directory: Path, window: int | None) -> Path:
@@ -212,13 +214,3 @@ def _lost(ledger: Ledger) -> str:
     outputs = {name: output for name, output in ledger.outputs.items() if name == JOURNAL}
     lost = ledger.dropped() or any(output.dropped for output in outputs.values())
     return str(msgspec.structs.replace(ledger, outputs=outputs)) if lost else ""
-
-
-def _damage(replayed: Replayed) -> str:
-    damage = replayed.damage
-    found = {name: getattr(damage, name) for name in damage.__struct_fields__}
-    return ", ".join(
-        "the file's header" if name == "header" else f"{count:,} {name.replace('_', ' ')}"
-        for name, count in found.items()
-        if count
-    )

@@ -43,8 +43,8 @@ examples:
 
 All times are by the collector's clock. The report and the output state the possible error.
 
-exit codes: 0 written, 1 failed, 2 wrong usage, 3 written, but without recordings that could not be read, which are
-named, 4 there is no such window
+exit codes: 0 written, 1 failed, 2 wrong usage, 3 written, but without recordings, or parts of one, that
+could not be read, which are named, 4 there is no such window
 """
 
 
@@ -113,7 +113,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.report is not None:
         with staged(arguments.report) as place:
             place.write_bytes(msgspec.json.format(json_bytes(report)))
-    return INCOMPLETE if report.unreadable else 0
+    return INCOMPLETE if report.unreadable or _damage(report) else 0
 
 
 def write(
@@ -150,8 +150,12 @@ def write(
         )
         report: MergeReport = anyio.run(merge)
     message(f"{report.events:,} events written to {report.written or target}")
-    exit_code(report.unreadable)
+    exit_code(report.unreadable, _damage(report))
     return report
+
+
+def _damage(report: MergeReport) -> list[str]:
+    return [f"the recording of {one.member} is damaged ({one.damage})" for one in report.members if one.damage]
 
 
 def _outputs() -> Any:

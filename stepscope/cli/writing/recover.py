@@ -124,14 +124,12 @@ def _recover(named: Path, arguments: argparse.Namespace, one_of_several: bool, r
         if arguments.out is None and error.errno in (errno.EROFS, errno.EACCES, errno.ENOSPC, errno.EDQUOT):
             raise OutputError(error.errno, f"{error.strerror}; --out FILE writes elsewhere", error.filename) from error
         raise
-    except RecoveredError as error:
-        if not one_of_several:
-            convert = opening.command("convert", named if named.is_dir() else named.parent, "out.json")
-            raise RecoveredError(f"{error}. To convert it: {convert}") from error
-        (message if arguments.json else print_result)(f"not recovered: {error}")
     except FormatError as error:
         if not one_of_several:
-            raise
+            if not isinstance(error, RecoveredError):
+                raise
+            convert = opening.command("convert", named if named.is_dir() else named.parent, "out.json")
+            raise RecoveredError(f"{error}. To convert it: {convert}") from error
         (message if arguments.json else print_result)(f"not recovered: {error}")
     return None
 

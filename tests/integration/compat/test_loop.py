@@ -144,7 +144,7 @@ def test_a_callback_that_raises_is_kept(tmp_path: Path) -> None:
     [
         ({"shedule": None}, ["shedule", "'schedule'"]),
         ({"bananas": 1}, ["bananas", "backends, control, exporters"]),
-        ({"unit": "batch"}, ["LoopSettings.unit", "batch", "epoch", "step"]),
+        ({"unit": "batch"}, ["unit must", "batch", "epoch", "step"]),
         ({"ranks": [-1]}, ["ranks", "-1"]),
         ({"exporters": sc.exporters.MemoryExporter()}, ["exporters=[...]"]),
         ({"exporters": [3]}, ["3"]),

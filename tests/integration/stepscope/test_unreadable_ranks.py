@@ -11,6 +11,7 @@ import pytest
 import stepscope as sc
 from stepscope.runtime.errors import INCOMPLETE
 from tests.support.commands import stepscope
+from tests.support.journals import frame_borders
 from tests.support.messages import check_messages
 
 COMMANDS = {
@@ -55,3 +56,17 @@ def test_the_answer_of_a_page_for_programs(tmp_path: Path) -> None:
     assert found["written"] == "page.html" and (tmp_path / "page.html").read_text().endswith("</html>")
     answer = json.loads(stepscope("explain", "run", "--json", cwd=tmp_path).stdout)
     assert found["answer"]["verdict"] == answer["verdict"] and found["answer"].keys() == answer.keys()
+
+
+@pytest.mark.parametrize("command", [*COMMANDS, "convert"])
+def test_a_damaged_rank(command: str, tmp_path: Path) -> None:
+    """A journal that can be read in part counts like one that cannot, and is named; so it is alone."""
+    record(tmp_path, 2)
+    journal = tmp_path / "run" / "rank1" / "journal"
+    data = bytearray(journal.read_bytes())
+    data[frame_borders(bytes(data))[2]] ^= 0xFF
+    journal.write_bytes(data)
+    words = {**COMMANDS, "convert": ["convert", "run/rank1", "trace.json"]}[command]
+    done = stepscope(*words, cwd=tmp_path)
+    assert done.returncode == INCOMPLETE, done.stderr
+    assert "rank1" in done.stderr.replace("rank 1", "rank1") and "lost frames: 1" in done.stderr, done.stderr

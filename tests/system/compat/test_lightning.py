@@ -98,7 +98,7 @@ def test_stages_have_steps_of_their_own(kind: Any, tmp_path: Path) -> None:
     for stage in runs.stages:
         assert runs.steps(stage) == [(2, 3, 4)], stage
     assert "aten::linear" in runs.spans("test")
-    assert (tmp_path / "stepscope" / "fit" / "journal").is_file()
+    assert (tmp_path / "stepscope_runs" / "fit" / "journal").is_file()
 
 
 def test_validation_in_a_training_is_a_span_of_its_step(kind: Any, tmp_path: Path) -> None:
@@ -197,7 +197,7 @@ def test_spawned_ranks_write_side_by_side(tmp_path: Path) -> None:
         server="torch",
     )
     assert done.returncode == 0, done.stderr
-    run = tmp_path / "stepscope" / "fit"
+    run = tmp_path / "stepscope_runs" / "fit"
     assert (run / "rank0" / "journal").is_file() and (run / "rank1" / "journal").is_file()
     assert done.stderr.count("stepscope recorded") == 1
     assert f"stepscope recorded 'fit': `stepscope report {run}` shows it\n  of rank 0: " in done.stderr

@@ -144,4 +144,4 @@ def test_what_is_in_a_step(tmp_path: Path) -> None:
     assert memory.names(kind=Kind.COUNTER).count("loss") == 8
     assert memory.names(kind=Kind.INSTANT) == ["checkpoint"]
     assert memory.names(kind=Kind.SPAN).count("optimizer_step") == 8
-    assert (tmp_path / "out" / "stepscope" / "fit" / "journal").is_file()
+    assert (tmp_path / "out" / "stepscope_runs" / "fit" / "journal").is_file()

@@ -244,7 +244,7 @@ def test_convert_says_what_was_damaged(tmp_path: Path, capsys: pytest.CaptureFix
     journal.write_bytes(journal.read_bytes()[:-10])
     assert main(["convert", str(journal), str(tmp_path / "out.json")]) == 0
     assert spans(tmp_path / "out.json") == ["work 0", "work 1"]
-    assert "torn bytes" in capsys.readouterr().out
+    assert "torn bytes" in capsys.readouterr().err
 
 
 def test_convert_refuses_what_makes_no_sense(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -109,12 +109,13 @@ def test_a_machine_that_records_nothing(tmp_path: Path) -> None:
 
 
 def test_runs_that_were_killed(tmp_path: Path) -> None:
-    """The doctor names their remains in memory, and the command that brings these back."""
-    python("-c", KILLED, cwd=tmp_path, server=None)
+    """The doctor names each directory once, and the command that brings the runs back."""
+    for _ in range(2):
+        python("-c", KILLED, cwd=tmp_path, server=None)
     env = without_torch(tmp_path)
     done = stepscope("doctor", "--json", cwd=tmp_path, env=env)
     cures = [check["cure"] for check in json.loads(done.stdout)["checks"] if check["name"] == "killed run"]
-    assert "stepscope recover --remove-session killed" in cures
+    assert cures.count("stepscope recover --remove-session killed") == 1
     assert stepscope("recover", "--remove-session", "killed", cwd=tmp_path).returncode == 0
     assert "recover --remove-session killed" not in stepscope("doctor", cwd=tmp_path, env=env).stdout
 

@@ -24,7 +24,7 @@ from stepscope.runtime.events import strings
 from tests.support.basics import require
 from tests.support.chrome_traces import events_of
 from tests.support.collectors import collecting, journals, spans
-from tests.support.commands import python, stepscope
+from tests.support.commands import on_terminal, python, stepscope
 from tests.support.launch import launched
 from tests.support.messages import check_messages
 
@@ -341,7 +341,11 @@ def test_exporters_are_chosen(tmp_path: Path) -> None:
         (("-m", "missing.part"), 2, "there is no module missing"),
         (("--out", "p.py", "p.py"), 2, "--out p.py is a file; name a directory"),
         (("--wait", "1", "p.py"), 2, "--active is missing"),
-        (("--mode", "stream", "--with-stack", "p.py"), 2, "use mode='kineto'"),
+        (
+            ("--mode", "stream", "--with-stack", "p.py"),
+            2,
+            "--with-stack cannot be had with --mode stream: use --mode kineto",
+        ),
         (("--out", "p.py/run", "p.py"), 1, "cannot write the run to p.py/run"),
         (("--backend", "host", "--record-shapes", "p.py"), 2, "add --backend torch"),
         (("--no-torch", "--mode", "kineto", "p.py"), 2, "leave out --no-torch"),
@@ -641,7 +645,6 @@ def test_windows_are_asked_for(tmp_path: Path) -> None:
 ASKS = """
 import os
 from stepscope.runtime.control.entry_points.client import ask_process
-from stepscope.runtime.errors import ControlError
 from stepscope.runtime.requests.command import Command
 from stepscope.runtime.requests.window_request import WindowRequest
 arm = Command(command="arm", request=WindowRequest(steps=1_000_000))
@@ -651,7 +654,7 @@ step()
 
 
 def test_windows_are_asked_for_until_the_duration_is_over(tmp_path: Path) -> None:
-    """With several backends, too. A window that was asked for ends with a step; then nothing can be asked for."""
+    """With several backends, too. A window that was asked for ends with a step; then the answer says that the time is over."""
     package = tmp_path / "torch" / "optim"
     package.mkdir(parents=True)
     for path in (package.parent, package):
@@ -660,12 +663,12 @@ def test_windows_are_asked_for_until_the_duration_is_over(tmp_path: Path) -> Non
     begin, loop = WHILE_IT_RECORDS.split("while recording", 1)
     (tmp_path / "train.py").write_text(
         f"from torch.optim import optimizer\n{begin}{ASKS}while recording{loop}"
-        "try:\n    ask_process(os.getpid(), arm, 60)\nexcept ControlError:\n    print('takes no commands')\n"
+        "(answer,) = ask_process(os.getpid(), arm, 60)\nprint(answer.error)\n"
     )
     backends = ("--backend", "host", "--backend", "memory")
     where = ("--control", "--duration", "5", "-o", "run")
     done = stepscope("run", *backends, *where, "train.py", cwd=tmp_path)
-    assert (done.returncode, done.stdout) == (0, "goes on\ntakes no commands\n"), done.stderr
+    assert (done.returncode, done.stdout) == (0, "goes on\n--duration 5 is over\n"), done.stderr
     (rank,) = load(tmp_path / "run").ranks
     (window,) = rank.windows.values()
     assert len(window.steps) > 1 and not complete(tmp_path / "run" / "trace.json", "after")
@@ -710,6 +713,50 @@ def test_files_of_an_earlier_run_are_named_before_they_are_replaced(
 ) -> None:
     """The journals of both runs stay, and only one trace has the name."""
     first, again = (traced(tmp_path, program, "--no-torch", *options) for _ in range(2))
-    remark = f"stepscope run: run/{replaced} is of an earlier run, and will be replaced"
+    remark = f"stepscope run: run/{replaced} is of an earlier run, and will be replaced; its journal stays"
     assert remark not in first.stderr and remark in again.stderr
     assert options or ((tmp_path / "run" / "journal").is_file() and (tmp_path / "run" / "journal-2").is_file())
+
+
+def test_a_trace_that_was_replaced_is_made_again(tmp_path: Path) -> None:
+    """With `--quiet` nothing is said of the earlier run, whose journal still has all of it."""
+    for name in ("first", "second"):
+        done = traced(tmp_path, f"import stepscope as sc\nwith sc.span('{name}'): pass", "--no-torch", "--quiet")
+        assert of_program(done.stderr) == ""
+    assert complete(tmp_path / "run" / "trace.json", "second")
+    assert stepscope("convert", "run/journal", "first.json", cwd=tmp_path).returncode == 0
+    assert complete(tmp_path / "first.json", "first")
+
+
+SLOW_STEPS = """
+import time
+from torch.optim.optimizer import step
+for _ in range(12):
+    time.sleep(0.2)
+    step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("options", "lines"),
+    [
+        (("--skip-first", "1", "--wait", "1", "--active", "1", "--repeat", "2"), ["recording from step 2 on, in run", "2 windows recorded, "]),
+        (("--keep-last", "20"), ["keeping the last 20 steps; if something goes wrong they are saved in run"]),
+        (("--step-on", "none"), ["recording in run"]),
+        (("--quiet",), []),
+    ],
+)  # fmt: skip
+def test_a_terminal_is_told_that_it_records(options: tuple[str, ...], lines: list[str], tmp_path: Path) -> None:
+    """In a line before the program begins, and one for windows that have ended; other streams get none."""
+    package = tmp_path / "torch" / "optim"
+    package.mkdir(parents=True)
+    for path in (package.parent, package):
+        (path / "__init__.py").touch()
+    (package / "optimizer.py").write_text(OPTIMIZER)
+    (tmp_path / "p.py").write_text(SLOW_STEPS)
+    words = ("run", "--no-torch", *options, "--out", "run", "p.py")
+    shown = "\n".join(on_terminal(*words, width=120, cwd=tmp_path, stream="stderr"))
+    found = [line.partition("stepscope run: ")[2] for line in shown.splitlines() if "stepscope run: " in line]
+    assert all(any(line.startswith(begin) for line in found) for begin in lines), shown
+    assert len(found) <= len(lines) + 1 and bool(found) is bool(lines), shown
+    assert "stepscope run: rec" not in stepscope(*words, cwd=tmp_path).stderr

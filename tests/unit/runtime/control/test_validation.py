@@ -144,8 +144,8 @@ PROGRAMS: list[tuple[type[Checked], dict[str, Any], str]] = [
     (sc.exporters.OtlpOptions, {"compression": "zstd"}, "OtlpOptions.compression must be 'gzip', 'none' or None, got str: 'zstd'"),
     (sc.exporters.OtlpOptions, {"resource": {"a": 1, "b": [2]}}, "OtlpOptions.resource[...] must be True, False, a whole number, a number or a str, got dict: {'a': 1, 'b': [2]}"),
     (CollectorSettings, {"directory": "data"}, "CollectorSettings.directory must be a Path, got str: 'data'"),
-    (MXNetSettings, {"profile_process": "sever"}, "MXNetSettings.profile_process must be 'server' or 'worker', got str: 'sever'; did you mean 'server'?"),
-    (LoopSettings, {"unit": "epochs"}, "LoopSettings.unit must be 'epoch' or 'step', got str: 'epochs'; did you mean 'epoch'?"),
+    (MXNetSettings, {"profile_process": "sever"}, "profile_process must be 'server' or 'worker', got str: 'sever'; did you mean 'server'?"),
+    (LoopSettings, {"unit": "epochs"}, "unit must be 'epoch' or 'step', got str: 'epochs'; did you mean 'epoch'?"),
 ]  # fmt: skip
 
 
