@@ -132,7 +132,7 @@ def test_a_full_disk_leaves_nothing(
     assert target.read_text() == "from before"
 
 
-def test_links_as_outputs_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_outputs_that_are_no_files_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A link is not replaced and not written through, and the message says what it is."""
     record(tmp_path / "run", 1)
     link = tmp_path / "link.json"
