@@ -11,7 +11,7 @@ from stepscope.backends.torch.backend import TorchBackend
 from stepscope.compat.frameworks import raise_missing
 from stepscope.compat.frameworks.loop import Loop, TracingCallback, stores_errors
 from stepscope.compat.frameworks.loop_settings import LoopArguments, LoopSettings
-from stepscope.runtime.schedule.schedule import Schedule, schedule
+from stepscope.runtime.schedule.schedule import schedule
 
 if TYPE_CHECKING:
     # Keras has no types of its own: what we use of its callback is little.
@@ -88,7 +88,10 @@ class StepscopeCallback(TracingCallback, _Callback):
         if profile_batch is not None:
             first, last = _range(profile_batch)
             if last:
-                cycle = _schedule(first, last)
+                warmup = min(first - 1, 1)
+                cycle = schedule(
+                    skip_first=first - 1 - warmup, wait=0, warmup=warmup, active=last - first + 1, repeat=1
+                )
             else:
                 settings["ranks"] = ()  # nobody records
         also = {"log_dir": ("output_dir", log_dir), "profile_batch": ("schedule", cycle)}
@@ -170,8 +173,3 @@ def _range(batches: int | str | Sequence[int]) -> tuple[int, int]:
 
 def _refusal(batches: object) -> ValueError:
     return ValueError(f"profile_batch must be a batch from 1, or (first, last), got {batches!r}")
-
-
-def _schedule(first: int, last: int) -> Schedule:
-    warmup = min(first - 1, 1)
-    return schedule(skip_first=first - 1 - warmup, wait=0, warmup=warmup, active=last - first + 1, repeat=1)

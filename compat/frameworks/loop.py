@@ -15,6 +15,7 @@ from stepscope.backends.torch.backend import TorchBackend
 from stepscope.compat.frameworks.loop_settings import LoopSettings, Unit
 from stepscope.runtime._core import counter, span
 from stepscope.runtime.accounting.error_log import ErrorLog, error_text
+from stepscope.runtime.control.entry_points.environment import directory_from_environment
 from stepscope.runtime.display.text_table import human_count, shorten
 from stepscope.runtime.errors import ExporterError, FormatError, ProfilerStateError
 from stepscope.runtime.lifecycle.output_directory import Output
@@ -33,11 +34,6 @@ MAX_JUDGED_EVENTS = 1_000_000
 Hook = TypeVar("Hook", bound=Callable[..., None])
 
 
-def no_backends() -> Sequence[Backend]:
-    """For frameworks whose operators are not reported."""
-    return ()
-
-
 def torch_operators() -> Sequence[Backend]:
     """For frameworks that run on torch."""
     return (TorchBackend(),)
@@ -53,7 +49,7 @@ class Loop:
     Args:
         settings: what to record.
         category: of the spans; the framework's name.
-        backends: makes what records if the settings do not say.
+        backends: makes what records if the settings do not say; default: nothing.
         counts_anew: True if the schedule counts from the first step of each run.
     """
 
@@ -61,7 +57,7 @@ class Loop:
         self,
         settings: LoopSettings,
         category: str,
-        backends: Callable[[], Sequence[Backend]] = no_backends,
+        backends: Callable[[], Sequence[Backend]] = tuple,
         counts_anew: bool = False,
     ) -> None:
         self.settings = settings
@@ -127,8 +123,9 @@ class Loop:
             number if self._counts_anew else self._first.setdefault(stage, number) if self.settings.is_default else 0
         )
         again = [name for name in self.settings.ready_made if name in self._used]
+        base = directory_from_environment(self.settings.output_dir or directory)
         profiler = self.settings.build(
-            Output.choose(self.settings.base(directory), self.settings.name, None).below(stage),
+            Output.choose(base, self.settings.name, None).below(stage),
             rank=rank,
             world_size=found_size if world_size is None else world_size,
             backends=self._backends(),

@@ -13,7 +13,7 @@ from stepscope.backends.base import Backend
 from stepscope.build import trace
 from stepscope.exporters.base import Exporter
 from stepscope.exporters.tensorboard import tensorboard_trace_handler
-from stepscope.runtime.control.entry_points.environment import directory_from_environment, options_from_environment
+from stepscope.runtime.control.entry_points.environment import options_from_environment
 from stepscope.runtime.control.settings import Control
 from stepscope.runtime.flight.settings import FlightRecorder
 from stepscope.runtime.lifecycle.output_directory import Output
@@ -211,14 +211,6 @@ class LoopSettings(Checked, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         """True if windows can be requested."""
         options = options_from_environment()
         return self.control is not None or (options is not None and options.control is not None)
-
-    def base(self, otherwise: str | Path | None) -> str | os.PathLike[str] | None:
-        """The directory in which runs are made: of STEPSCOPE_OPTIONS, of these settings, or `otherwise`.
-
-        Raises:
-            ControlError: if STEPSCOPE_OPTIONS cannot be followed.
-        """
-        return directory_from_environment(self.output_dir or otherwise)
 
     @property
     def ready_made(self) -> list[str]:

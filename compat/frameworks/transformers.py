@@ -12,7 +12,6 @@ from stepscope.compat.frameworks.loop import Loop, TracingCallback, stores_error
 from stepscope.compat.frameworks.loop_settings import DEFAULT, LoopArguments, LoopSettings
 from stepscope.runtime._core import instant
 from stepscope.runtime.lifecycle.output_directory import RUNS
-from stepscope.runtime.schedule.schedule import Schedule
 
 if TYPE_CHECKING:
     from transformers import TrainerCallback, TrainerState, TrainingArguments
@@ -67,7 +66,8 @@ class StepscopeCallback(TracingCallback, TrainerCallback):
             "active": profiler_active_steps,
             "repeat": profiler_repeat,
         }
-        chosen = _schedule({name: value for name, value in cycle.items() if value is not None})
+        given = {name: value for name, value in cycle.items() if value is not None}
+        chosen = msgspec.structs.replace(DEFAULT, **given) if given else None
         also = {
             "profiler_..._steps": ("schedule", chosen),
             "profiler_output_dir": ("output_dir", profiler_output_dir),
@@ -172,8 +172,3 @@ class StepscopeCallback(TracingCallback, TrainerCallback):
     @stores_errors
     def on_save(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
         instant("checkpoint", category="transformers", step=state.global_step)
-
-
-def _schedule(cycle: Mapping[str, int]) -> Schedule | None:
-    """A schedule of what is given; what is not is as by default."""
-    return msgspec.structs.replace(DEFAULT, **cycle) if cycle else None

@@ -81,7 +81,6 @@ class Reporting:
         if self._pipeline is not None:
             notes += tuple(self._pipeline.notes)
             notes += tuple(_error_notes(self._pipeline))
-            notes += tuple(_late_notes(self._pipeline))
             notes += self._flight_notes(self._pipeline)
         if life.ending is not None and life.ending.timed_out:
             notes += (life.ending.note,)
@@ -182,7 +181,8 @@ def _errors(pipeline: Pipeline | None, of_schedule: BaseException | None) -> lis
 
 
 def _error_notes(pipeline: Pipeline) -> Iterator[str]:
-    """A sentence for each backend and exporter that failed. The flight recorder reports its triggers itself."""
+    """A sentence for each backend and exporter that failed, and for late events of each source. The flight recorder reports its
+    triggers itself."""
     for source in pipeline.sources:
         if source.raised.count:
             count = human_count(source.raised.count, "time")
@@ -192,6 +192,10 @@ def _error_notes(pipeline: Pipeline) -> Iterator[str]:
         if statistics.errors:
             count = human_count(statistics.errors, "time")
             yield f"exporter {worker.name!r} failed {count}, first by {statistics.first_error}; raise_errors() raises it"
+    for name, late in pipeline.statistics().windows.late.items():
+        if late:
+            count = human_count(late, "event")
+            yield f"late: {count} of {name!r} came after the window was closed, which is without them, even if it counts as complete"
     faults = pipeline.faults.raised
     if faults.count:
         count = human_count(faults.count, "fault")
@@ -199,14 +203,6 @@ def _error_notes(pipeline: Pipeline) -> Iterator[str]:
             f"{count} of stepscope, first in {faults.first}: something of what was recorded may be missing; please "
             "report what raise_errors() raises"
         )
-
-
-def _late_notes(pipeline: Pipeline) -> Iterator[str]:
-    """A sentence for each source of which events came after their window was closed: the window had been reported by then."""
-    for source, count in pipeline.statistics().windows.late.items():
-        if count:
-            events = human_count(count, "event")
-            yield f"late: {events} of {source!r} came after the window was closed, which is without them, even if it counts as complete"
 
 
 def _wrapped(error: Exception, cause: BaseException) -> Exception:

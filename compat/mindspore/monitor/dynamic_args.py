@@ -109,10 +109,6 @@ _BLOCK: Final = struct.Struct("<4sHHII")
 _KIND: Final = b"SSDA", 1
 
 
-_MOST_DIGITS: Final = 1000
-"""Python reads no whole numbers of many more."""
-
-
 class _AnyObject(msgspec.Struct):
     """A JSON object, whatever its fields."""
 
@@ -344,11 +340,9 @@ class DynamicProfilerArgs:
             line = content.count(b"\n", 0, error.start) + 1
             raise ControlError(f"line {line}: it is no UTF-8: {error.reason}", line=line) from error
         decode_json(content, _AnyObject)
-        # A number that no float is near to is infinite, so that its field is named.
-        found: dict[str, Any] = json.loads(
-            content.removeprefix(b"\xef\xbb\xbf"),
-            parse_int=lambda digits: int(digits) if len(digits) < _MOST_DIGITS else inf,
-        )
+        # A number that is too large is infinite here, so that its field is named.
+        text = content.removeprefix(b"\xef\xbb\xbf")
+        found = json.loads(text, parse_int=lambda digits: int(digits) if len(digits) < 1000 else inf)
         found.pop("is_valid", None)
         return cls(is_valid=True, **found)
 
