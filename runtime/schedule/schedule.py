@@ -215,6 +215,9 @@ class Unchanging(msgspec.Struct, frozen=True):
     def __repr__(self) -> str:
         return "always" if self.action.records else "never"
 
+    def __reduce__(self) -> str:
+        return repr(self)  # a copy is the same object
+
 
 always: Final = Unchanging(ProfilerAction.RECORD)
 """Records every step, in one window that ends with the run. The default."""

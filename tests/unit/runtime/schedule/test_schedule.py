@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import enum
+import pickle
 import warnings
 from typing import Any
 
@@ -192,6 +194,7 @@ def test_without_a_schedule_every_step_records() -> None:
     assert always(0) is always(10**9) is ProfilerAction.RECORD
     assert always.next_change(0) == NEVER
     assert repr(always) == "always"
+    assert copy.deepcopy(always) is pickle.loads(pickle.dumps(always)) is always
     assert isinstance(always, PlannedSchedule)
     assert plan_of(always, 3).diagnostics == ()
 
