@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable
-from functools import partial
 from typing import NamedTuple
 
 from nats.aio.client import Client
@@ -110,8 +109,6 @@ class _Intake:
         """Closes the file."""
         self.next = 0
         """All frames before this number were acknowledged."""
-        self.claimed = False
-        """Whether the exporter has connected to this collector by WebSocket, which gets the stream then."""
         self.heard = self.hello_at = asyncio.get_running_loop().time()
         """When its last new message came, and when its `Hello` was valid last; at first, when its first message came."""
         self.reset()
@@ -333,9 +330,8 @@ class Partition:
             existing = session.streams.all.get(hello.stream)
             if existing is not None and existing.job != job_of(hello.run):
                 raise FormatError(f"it is a stream of the job {existing.job!r}")
-            intake.claimed = False
             async with contextlib.AsyncExitStack() as files:
-                file = await files.enter_async_context(session.store.stream(hello, partial(_claim, intake)))
+                file = await files.enter_async_context(session.store.stream(hello, lambda: None))
                 stream = files.enter_context(session.streams.connected(hello, process))
                 intake.file, intake.stream, intake.files = file, stream, files.pop_all()
             session.file_opened(hello)
@@ -390,7 +386,7 @@ class Partition:
         await intake.files.aclose()
 
     async def _close_silent(self) -> None:
-        """Closes files of streams that connections want, or that are silent.
+        """Closes files of streams that are silent.
 
         The stream of a killed process must not count as connected for ever, nor its file as one that is being written.
         """
@@ -399,21 +395,13 @@ class Partition:
             return
         self._looks_at = now + LOOK_SECONDS
         for intake in list(self._intakes.values()):
-            if intake.claimed and intake.file is not None:
-                error = FullError("its exporter sends it to this collector by WebSocket")
-                self._session.retries.fail(intake.what, error)
-            is_silent = now - intake.heard >= self._session.silent_seconds and not intake.waiting
-            if is_silent or intake.claimed:
+            if now - intake.heard >= self._session.silent_seconds and not intake.waiting:
                 await self._close(intake)
-            if is_silent and intake.key not in self._session.roster.processes:  # it was forgotten, or has no Hello
-                del self._intakes[intake.key]
+                if intake.key not in self._session.roster.processes:  # it was forgotten, or has no Hello
+                    del self._intakes[intake.key]
 
     async def _close_all(self) -> None:
         await asyncio.gather(*map(self._close, self._intakes.values()), self._consumer.close())
-
-
-def _claim(intake: _Intake) -> None:
-    intake.claimed = True
 
 
 def _check_job(process: NatsProcess, new_frames: NewFrames) -> None:
