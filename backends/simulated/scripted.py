@@ -125,12 +125,24 @@ class ScriptedBackend:
         name: name of the source.
         thread_bound: where it wants to be called, see `Backend`. If True it raises `BackendError` on any other thread than
             that of `open`, where a real one would crash; and it says that it records that thread only.
+        report: what `report()` says.
+        auto_watermark: False states no watermark: a backend that windows wait for.
     """
 
-    def __init__(self, script: Iterable[Item] = (), *, name: str = "scripted", thread_bound: bool = False) -> None:
+    def __init__(
+        self,
+        script: Iterable[Item] = (),
+        *,
+        name: str = "scripted",
+        thread_bound: bool = False,
+        report: BackendReport | None = None,
+        auto_watermark: bool = True,
+    ) -> None:
         self.name = name
         self.thread_bound = thread_bound
         self._script = tuple(script)
+        self._report = report or BackendReport(mode="scripted")
+        self._auto_watermark = auto_watermark
         self._tracks: dict[str, int] = {}
         self._sink: Sink | None = None
         self._thread = self._origin = 0
@@ -161,7 +173,8 @@ class ScriptedBackend:
             try:
                 self._play("stop", sink)
             finally:
-                sink.watermark(at)
+                if self._auto_watermark:
+                    sink.watermark(at)
         if after is ProfilerAction.WARMUP:
             self._play("warmup", sink)
         if after.records and not self._recorded:
@@ -175,7 +188,7 @@ class ScriptedBackend:
             self._play("aclose", sink)
 
     def report(self) -> BackendReport:
-        return BackendReport(mode="scripted")
+        return self._report
 
     def _play(self, moment: Moment, sink: Sink) -> None:
         for item in self._script:

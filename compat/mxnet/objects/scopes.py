@@ -16,25 +16,47 @@ CATEGORY = "scope"
 OPERATOR_CATEGORY = "Custom Operator"
 
 
-# They follow asyncio tasks: a task that begins under a label has it.
-_scopes: ContextVar[str | None] = ContextVar("stepscope_mxnet_scope", default=None)
-_operators: ContextVar[str | None] = ContextVar("stepscope_mxnet_operator", default=None)
+class _Label:
+    """A label that was entered, and the one around it."""
+
+    def __init__(self, text: str, outer: _Label | None) -> None:
+        self.text = text
+        self.outer = outer
+        self.ended = False
+        """Whether it ended in another context than the one that it applies to."""
+
+
+# They follow asyncio tasks: a task that begins under a label has it, also when the label has ended.
+_scopes: ContextVar[_Label | None] = ContextVar("stepscope_mxnet_scope", default=None)
+_operators: ContextVar[_Label | None] = ContextVar("stepscope_mxnet_operator", default=None)
+
+
+def _current(labels: ContextVar[_Label | None]) -> _Label | None:
+    """The label that applies here."""
+    label = labels.get()
+    while label is not None and label.ended:
+        label = label.outer
+    return label
 
 
 @contextlib.contextmanager
-def _labelled(labels: ContextVar[str | None], text: str) -> Generator[None]:
-    """A label applies in the body."""
-    token = labels.set(text)
+def _labelled(labels: ContextVar[_Label | None], text: str) -> Generator[None]:
+    """A label applies in the body, which may end in any context: a generator that entered it may be closed by another thread."""
+    label = _Label(text, _current(labels))
+    labels.set(label)
     try:
         yield
     finally:
-        with contextlib.suppress(ValueError):  # another context, as of a generator that another thread closes
-            labels.reset(token)
+        if labels.get() is label:
+            labels.set(label.outer)
+        else:
+            label.ended = True
 
 
 def current_scope() -> str:
     """The scope of this thread or task; `<unk>:` if there is none."""
-    return _scopes.get() or NONE
+    label = _current(_scopes)
+    return NONE if label is None else label.text
 
 
 @contextlib.contextmanager
@@ -80,7 +102,7 @@ def sub_operator(name: str) -> Generator[None]:
     Raises:
         TypeError: if the name is no str.
     """
-    outer = _operators.get()
+    outer = _current(_operators)
     text = legal("operator", name)
-    with _core.span(text if outer is None else legal("operator", f"{outer}::{text}"), category=OPERATOR_CATEGORY):
+    with _core.span(text if outer is None else legal("operator", f"{outer.text}::{text}"), category=OPERATOR_CATEGORY):
         yield

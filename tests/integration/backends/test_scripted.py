@@ -23,6 +23,7 @@ from stepscope.runtime.errors import BackendError
 from stepscope.runtime.events import strings, tracks
 from stepscope.runtime.events.record import Kind
 from stepscope.runtime.schedule.action import ProfilerAction
+from stepscope.runtime.sources.sink import BackendReport
 from tests.support.messages import refused
 
 NONE, WARMUP, RECORD, SAVE = ProfilerAction
@@ -69,6 +70,13 @@ def test_events_are_played_relative_to_the_recording() -> None:
     assert worker is not None and worker.name == "worker"
     assert events["track"][0] == events["track"][2] != events["track"][1]
     assert sink.watermarks == [2000, 6000]
+
+
+def test_a_report_and_no_watermark() -> None:
+    """As is asked for."""
+    backend, sink = opened(report=BackendReport(mode="other"), auto_watermark=False)
+    record(backend, 1000, 2000)
+    assert backend.report().mode == "other" and sink.watermarks == []
 
 
 def test_each_moment_is_played_once() -> None:
