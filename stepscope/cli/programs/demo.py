@@ -19,6 +19,7 @@ from stepscope.exporters.chrome import ChromeTraceExporter
 from stepscope.exporters.files.scalars import StepScalarExporter
 from stepscope.exporters.tensorboard import tensorboard_trace_handler
 from stepscope.runtime.errors import OutputError, StepscopeError
+from stepscope.runtime.lifecycle.output_directory import RUNS
 from stepscope.runtime.options import SIGNALS, Options
 from stepscope.runtime.profiler import Profiler
 from stepscope.runtime.schedule.schedule import schedule
@@ -66,7 +67,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     Raises:
         StepscopeError: if torch or scikit-learn is missing.
-        OutputError: if the directory is not empty, or cannot be written.
+        OSError: if the directory is not empty (`OutputError`), or cannot be made.
     """
     if arguments.epochs < 1:
         arguments.parser.error(f"--epochs must be 1 or more, got {arguments.epochs}")
@@ -110,17 +111,10 @@ def _print(text: str) -> None:
 def _directory(chosen: Path | None) -> Path:
     """The directory of this demo, made; never one that holds something."""
     stamp = f"{datetime.datetime.now():%Y%m%d-%H%M%S}"
-    directory = Path("stepscope_runs", "demo", stamp) if chosen is None else chosen
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        if any(directory.iterdir()):
-            raise OutputError(f"--out {directory} is not empty; name another directory, or remove it")
-    except OSError as error:
-        if isinstance(error, OutputError):
-            raise
-        raise OutputError(
-            error.errno, f"cannot make --out {directory}: {error.strerror}; name another directory"
-        ) from error
+    directory = RUNS / "demo" / stamp if chosen is None else chosen
+    directory.mkdir(parents=True, exist_ok=True)
+    if any(directory.iterdir()):
+        raise OutputError(f"--out {directory} is not empty; name another directory, or remove it")
     return directory
 
 

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from stepscope.cli.common import opening
-from stepscope.cli.common.messages import Progress, add_json, exit_code, print_json, print_result
+from stepscope.cli.common.messages import Progress, add_json, exit_code, print_json
 from stepscope.cli.showing.explain import PATH_HELP, add_choice
 
 HELP = "write what is slow in a run, with charts and tables, as a page"
@@ -65,7 +65,4 @@ def run(arguments: argparse.Namespace) -> int:
         print_json({"written": target, "answer": answer})
     else:
         print(f"{opening.shown(target)} written ({len(page.encode()) >> 10:,} KiB): open it in a browser")
-        for rank in recording.ranks:
-            if rank.missing_steps:
-                print_result(rank.missing_steps)
     return exit_code(recording.unreadable, recording.damage)

@@ -16,7 +16,7 @@ import msgspec
 
 from stepscope.cli.common.messages import Progress, add_json, exit_code, message, print_json, print_result
 from stepscope.cli.writing.convert import add_format, check_format, described_formats
-from stepscope.runtime.errors import INCOMPLETE, StepscopeError
+from stepscope.runtime.errors import StepscopeError
 from stepscope.runtime.export.formats import staged
 from stepscope.runtime.files.encoding import json_bytes
 
@@ -99,7 +99,7 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.parser.error("name a collector directory, any directory containing journals, or one journal")
     if arguments.stream and arguments.window is None:
         arguments.parser.error("--windows-of goes with --window: it says whose count of windows N is")
-    report = write(
+    report, code = write(
         sources,
         arguments.out,
         format=arguments.format,
@@ -113,7 +113,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.report is not None:
         with staged(arguments.report) as place:
             place.write_bytes(msgspec.json.format(json_bytes(report)))
-    return INCOMPLETE if report.unreadable or _damage(report) else 0
+    return code
 
 
 def write(
@@ -123,8 +123,11 @@ def write(
     format: str | None = None,
     job: str | None = None,
     selection: Selection | None = None,
-) -> MergeReport:
+) -> tuple[MergeReport, int]:
     """Merges journals into a file or a directory, and says on standard error how much that was, and what is missing.
+
+    Returns:
+        The report, and the exit code.
 
     Raises:
         StepscopeError: if there is nothing to merge, or a package is missing.
@@ -150,12 +153,8 @@ def write(
         )
         report: MergeReport = anyio.run(merge)
     message(f"{report.events:,} events written to {report.written or target}")
-    exit_code(report.unreadable, _damage(report))
-    return report
-
-
-def _damage(report: MergeReport) -> list[str]:
-    return [f"the recording of {one.member} is damaged ({one.damage})" for one in report.members if one.damage]
+    damaged = [f"the recording of {one.member} is damaged ({one.damage})" for one in report.members if one.damage]
+    return report, exit_code(report.unreadable, damaged)
 
 
 def _outputs() -> Any:
