@@ -40,7 +40,7 @@ ENDED_PROCESS_FILES_NS = 5_000_000_000
 events, recovery finds them there."""
 
 READ_TIMEOUT_NS = 60_000_000_000
-"""Nanoseconds after its end that the events of a process wait for descriptors or memory to read them."""
+"""Nanoseconds after its end was seen that the events of a process wait for descriptors or memory to read them."""
 
 _SHORTAGE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 _DROPPED = strings.intern("dropped")
@@ -69,6 +69,7 @@ class Worker:
         self.seen_ns = 0
         """When it last was known to run."""
         self.running = self.joined = True
+        self._attached_ns = _core.now()
         self._drained_ns = 0
         self._refused = self._lost = 0
         self._drained: list[tuple[bytes | bytearray, bytes]] = []
@@ -113,7 +114,8 @@ class Worker:
         return self._files.unread and self._has_time()
 
     def _has_time(self) -> bool:
-        return self.running or _core.now() - self.seen_ns < READ_TIMEOUT_NS
+        """Whether events that cannot be read now may wait: it runs, or was seen or found a short time ago."""
+        return self.running or _core.now() - max(self.seen_ns, self._attached_ns) < READ_TIMEOUT_NS
 
     def drop_waiting(self) -> list[tuple[Block, bytes]]:
         """Counts the remaining events of its rings as dropped, and returns a gap for them."""
