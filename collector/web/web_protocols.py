@@ -162,13 +162,15 @@ class WebSocketProtocol(_CutsStalled, WebSocketsSansIOProtocol):
         self._grant: Grant | None = None
         """For the message that is being looked at."""
         self._waits = False
-        read_exact = self.conn.reader.read_exact
+        reader: Any = self.conn.reader
+        read_exact = reader.read_exact
 
         def read(size: int) -> Generator[None, None, bytearray]:
             self._expect(size)
-            return read_exact(size)
+            found: Generator[None, None, bytearray] = read_exact(size)
+            return found
 
-        self.conn.reader.read_exact = read  # type: ignore[method-assign]
+        reader.read_exact = read
 
     def handle_bytes(self, event: Frame) -> None:
         """The first frame of a message, or the only one."""
