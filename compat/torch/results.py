@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.backends.parallel_layout import groups
-from stepscope.backends.torch.importing import private
 from stepscope.compat.torch.activities import has_torch
 from stepscope.compat.torch.events.averages import averages
-from stepscope.compat.torch.events.function_events import FunctionEvents
+from stepscope.compat.torch.events.function_events import FunctionEvents, build_tree
 from stepscope.compat.torch.events.window_spans import WindowSpans
 from stepscope.compat.torch.windows.finished_window import FinishedWindow, TorchFlags, export_window
 from stepscope.compat.torch.windows.memory_timeline import NEEDS, LatestResults, export_memory_timeline
@@ -108,7 +107,7 @@ class Results(ABC):
         if not lists:
             util: Any = import_module("torch.autograd.profiler_util")
             empty = util.EventList([], profile_memory=self._torch_flags.profile_memory)
-            private(empty, "_build_tree")()
+            build_tree(empty)
             return empty
         for further in lists[1:]:
             lists[0].extend(further)

@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from stepscope.backends.torch.importing import private
-from stepscope.compat.torch.events.window_spans import WindowSpans, without_overload
+from stepscope.compat.torch.events.window_spans import WindowSpans, shown_name, without_overload
 from stepscope.runtime.events import strings
 from stepscope.runtime.events.record import Flag
 
@@ -55,7 +54,7 @@ def _name(span: Any, util: Any) -> str:
     text = strings.text(int(span["name"]))
     if span["flags"] & int(Flag.NUMBERED):
         return f"{text}*"
-    return str(private(util, "_rewrite_name")(without_overload(text)[0], with_wildcard=True))
+    return shown_name(util, without_overload(text)[0], grouped=True)
 
 
 def _empty(util: Any, key: str, annotation: bool, is_async: bool) -> Any:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepscope.backends.torch.importing import private
-from stepscope.compat.torch.events.window_spans import DEVICE, WindowSpans, without_overload
+from stepscope.compat.torch.events.window_spans import DEVICE, WindowSpans, shown_name, without_overload
 from stepscope.compat.torch.windows.finished_window import FinishedWindow
 from stepscope.runtime.events import clock, strings, tracks
 from stepscope.runtime.events.record import Flag, Kind
@@ -151,7 +151,7 @@ class FunctionEvents:
         every, scopes = list(built), [event.scope for event in built]
         for event in every:  # torch would look for stacks of forward operators by thread numbers of its own
             event.scope = _FUNCTION
-        private(built, "_build_tree")()
+        build_tree(built)
         for event, scope in zip(every, scopes, strict=True):
             event.scope = scope
         return built
@@ -262,12 +262,8 @@ class FunctionEvents:
         if found is None:
             text, overload = without_overload(strings.text(name))
             text = text if step is None else f"{text}#{step}"
-            rewrite = private(self._util, "_rewrite_name")
-            found = self._names[name, step] = (
-                rewrite(text, with_wildcard=True),
-                rewrite(text, with_wildcard=False),
-                overload,
-            )
+            shown, traced = (shown_name(self._util, text, grouped=grouped) for grouped in (True, False))
+            found = self._names[name, step] = shown, traced, overload
         return found
 
     def _of_memory(self, number: int, at: int, size: tuple[int, int]) -> Any:
@@ -316,6 +312,11 @@ class FunctionEvents:
     def _device_type(self) -> Any:
         names = {"cuda": "CUDA", "xpu": "XPU", "mtia": "MTIA", "hpu": "HPU"}
         return getattr(self._types, names.get(self._window.torch_flags.use_device or "cuda", "PrivateUse1"))
+
+
+def build_tree(events: Any) -> None:
+    """Does to an `EventList` what torch does before one is shown. Raises `BackendError` if this version of torch has no such thing."""
+    private(events, "_build_tree")()
 
 
 def _script_stack(args: dict[str, Any], callers: tuple[str, ...]) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from stepscope.backends.torch.importing import private
 from stepscope.backends.torch.kineto.blocks import nest
 from stepscope.backends.torch.links import ENGINE
 from stepscope.compat.torch.windows.finished_window import FinishedWindow
@@ -197,6 +198,12 @@ class WindowSpans:
         base = np.array(bases, np.int64)[names]
         same: Any = (parent > 0) & (children[parent] == 1) & (base == base[around])
         return same  # type: ignore[no-any-return]
+
+
+def shown_name(util: Any, text: str, *, grouped: bool) -> str:
+    """A name as torch shows it in traces, or with `grouped` as it groups by it: with a `*` in place of a number. Raises
+    `BackendError` if torch's `profiler_util` has no such function."""
+    return str(private(util, "_rewrite_name")(text, with_wildcard=grouped))
 
 
 def without_overload(text: str) -> tuple[str, str]:
