@@ -148,6 +148,7 @@ async def test_unconfirmed_bytes_are_bounded(tmp_path: Path) -> None:
 async def test_the_end_of_a_run_is_no_time_to_wait(tmp_path: Path) -> None:
     """A server that answers again gets the rest at once, however long the next attempt is away."""
     with NatsServer(tmp_path / "jetstream") as server:
+        await deliver(write_journal(tmp_path / "first", [noisy(0)]), server.url)  # JetStream is ready
         settings = LinkSettings(timeout=3.0, first_delay=60.0, longest_delay=60.0)
         exporter = NatsExporter(server.url, settings=settings)
         await exporter.open(run_in(tmp_path))
