@@ -94,7 +94,7 @@ def test_a_device_too_slow_for_the_linger_time_is_named(output_dir: Path) -> Non
 
 def test_events_after_the_end_of_a_complete_window_are_reported(output_dir: Path) -> None:
     """Of a source that has said that it had delivered all: by the report, `explain`, and the list of windows."""
-    source = ScriptedBackend([Deliver([Span("late", 0, 1)], delay=60, late=True)], name="source")
+    source = ScriptedBackend([Deliver([Span("late", 0, 1)], on="aclose")], name="source")
     memory = MemoryExporter()
     schedule = sc.schedule(wait=0, warmup=0, active=2, repeat=1)
     with sc.trace(schedule=schedule, backends=[source], exporters=[memory], output_dir=output_dir) as profiler:
