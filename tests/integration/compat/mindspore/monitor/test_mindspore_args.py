@@ -319,7 +319,7 @@ def test_a_file(tmp_path: Path) -> None:
     assert (args.start_step, args.stop_step) == (10, 10)
     for number in (b"1e400", b"9" * 5000):
         (text,) = DynamicProfilerArgs.from_json(b'{"start_step": %s}' % number).diagnostics
-        assert text == "start_step must be a whole number, got float: inf; -1 is taken"
+        assert text == "start_step must be 'next' or a whole number, got float: inf; -1 is taken"
 
 
 def test_which_steps_and_ranks() -> None:
