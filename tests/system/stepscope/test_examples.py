@@ -356,7 +356,7 @@ def test_accelerate_handler(tmp_path: Path) -> None:
     check_installed("accelerate")
     done = completed("accelerate_handler", tmp_path)
     assert "'stepscope/steps': 20.0" in done.stdout
-    check_verdict(done.stderr, tmp_path / "traces" / "stepscope" / "profile")
+    check_verdict(done.stderr, tmp_path / "traces" / "stepscope_runs" / "profile")
     names = names_of(tmp_path / "traces" / "profile_0.json")
     assert {"ProfilerStep#2", "ProfilerStep#23", "micro_step", "loss"} <= names
 
