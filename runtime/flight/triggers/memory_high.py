@@ -10,7 +10,7 @@ import os
 import resource
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import msgspec
 
@@ -90,7 +90,7 @@ class MemoryHigh(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True)
         TypeError: if `device` cannot be called.
     """
 
-    name: ClassVar[str] = "memory_high"
+    name = "memory_high"
 
     __unchecked__ = ("device",)
 

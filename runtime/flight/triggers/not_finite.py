@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
 
 import numpy as np
 
@@ -20,7 +19,7 @@ class NotFinite(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
     or a tensor of several, is counted as an argument that could not be read, and fires nothing.
     """
 
-    name: ClassVar[str] = "not_finite"
+    name = "not_finite"
 
     counters: tuple[str, ...] = ()
     """Names of those to watch; none means all."""

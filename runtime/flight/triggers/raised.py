@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from stepscope.runtime.flight.triggers.trigger import Evaluator, FindsNothing
 from stepscope.runtime.settings.arguments import got
 from stepscope.runtime.settings.checked import Checked
@@ -16,7 +14,7 @@ class Raised(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
         TypeError: if `only` holds something else than exception types.
     """
 
-    name: ClassVar[str] = "raised"
+    name = "raised"
 
     __unchecked__ = ("only",)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from math import ceil
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import msgspec
 import numpy as np
@@ -46,7 +46,7 @@ class SlowStep(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
         ValueError: for a value out of its range; names the field.
     """
 
-    name: ClassVar[str] = "slow_step"
+    name = "slow_step"
 
     factor: Annotated[float, msgspec.Meta(ge=1)] = 1.5
     """How many times the usual a step must take to be slow."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import msgspec
 
@@ -23,7 +23,7 @@ class Stalled(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
         ValueError: for a value out of its range; names the field.
     """
 
-    name: ClassVar[str] = "stalled"
+    name = "stalled"
 
     factor: Annotated[float, msgspec.Meta(ge=1)] = 10.0
     """How many times the usual a step must last to be a stall."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from stepscope.runtime.flight.triggers.trigger import Evaluator, FindsNothing
 from stepscope.runtime.settings.checked import Checked
 
@@ -16,7 +14,7 @@ class Terminated(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True)
     Ctrl-C is a cancellation, and no reason to save.
     """
 
-    name: ClassVar[str] = "terminated"
+    name = "terminated"
 
     def evaluator(self) -> Evaluator:
         """Returns an evaluator that finds nothing: the profiler reports the signal itself."""
