@@ -89,6 +89,8 @@ MIN_OPEN = 8
 """Newest steps that stay open, as further events of them may come."""
 MANY_OPEN = 64 * MIN_OPEN
 """With more open steps than this, the oldest are finished."""
+LEARNED_SPANS = 256
+"""Of so many spans the classes are learned first, where there are more with names that are new: most names are among them."""
 
 MOST_READ = 1e18
 """Larger values of signals are not believed: so many ns are 31 years."""
@@ -315,6 +317,12 @@ class _Classes:
         found = np.fromiter((self._class(int(key) >> 16, int(key) & 0xFFFF) for key in unique), np.int64, len(unique))
         return found[inverse]
 
+    def learn(self, spans: Block) -> None:
+        """Adds the classes of spans to `tables`. It is for some spans of many: unlike `of` it never releases the interpreter's lock, which
+        the program may keep for milliseconds each time."""
+        for name, category in {*zip(spans["name"].tolist(), spans["category"].tolist(), strict=True)}:
+            self._class(name, category)
+
     def _class(self, name: int, category: int) -> int:
         found = self._known.get((name, category))
         if found is None:
@@ -394,6 +402,10 @@ class StepFactsBuilder:
             self._readings.append(np.frombuffer(readings, np.int64).reshape(-1, 3))
         if rare:
             spans = events[np.frombuffer(rare, np.int64)]
+            if len(spans) > LEARNED_SPANS:
+                _CLASSES.learn(spans[:LEARNED_SPANS])
+                _, _, rare = self._intervals.add(spans, *_CLASSES.tables, _SIGNAL)
+                spans = spans[np.frombuffer(rare, np.int64)]
             numbers = _CLASSES.of(spans["name"], spans["category"])
             begin = spans["ts"].astype(np.int64)
             intervals = np.stack((numbers, spans["track"], begin, begin + spans["dur"]), axis=1)
