@@ -92,7 +92,7 @@ def answer() -> None:
 
 
 def svg_of(console: Console) -> str:
-    """What a recording console has printed, in light colours, and in dark ones where the reader prefers these."""
+    """The output of a recording console as SVG, in light colours, and in dark ones where the reader prefers these."""
     light, dark = (
         console.export_svg(title="stepscope explain runs/ddp", theme=theme, clear=False, unique_id="answer")
         for theme in (DEFAULT_TERMINAL_THEME, SVG_EXPORT_THEME)

@@ -114,7 +114,7 @@ class Rank:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What could not be read of it, and why; all of it once its events were read."""
+        """The parts that could not be read, and why; complete once its events were read."""
         return (*self.damage.values(), *filter(None, [self.missing_steps]))
 
     def _note_damage(self, path: Path, damage: Damage) -> None:

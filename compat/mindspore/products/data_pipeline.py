@@ -114,7 +114,7 @@ RAW = ("op_id", "op_type", "num_workers", "output_queue_size", "output_queue_ave
 PREPARATION = ("Operation", "Stage", "Occurrences", "Avg. time (us)", "Custom Info")
 """Headers of MindSpore 2.10. `sample_interval` is ms, and `output_queue_usage_rate` a share of 1."""
 STAGES = ("", "wait", "map", "worker")
-"""What spans do, by number: nothing with data; the loop waits for a batch; a function prepares data; a worker makes a batch."""
+"""Roles of spans, by number: nothing with data; the loop waits for a batch; a function prepares data; a worker makes a batch."""
 _OF_CATEGORY = {"preprocess": 2, "loader": 3}
 UNKNOWN = -1
 """Stands for a number that was not recorded, as in MindSpore's summary."""

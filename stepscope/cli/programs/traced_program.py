@@ -159,7 +159,7 @@ class TracedProgram(msgspec.Struct, frozen=True):
             start(wait)
 
     def _begin(self) -> str:
-        """What is recorded, in words before the name of the directory."""
+        """The beginning of the message that names the directory: which steps are recorded."""
         keep_last, chosen = self.profiler.keep_last, self.profiler.schedule
         if keep_last is not None:
             return f"keeping the last {human_count(keep_last.steps, 'step')}; if something goes wrong they are saved in"

@@ -746,7 +746,9 @@ for _ in range(12):
         (("--quiet",), []),
     ],
 )  # fmt: skip
-def test_a_terminal_is_told_that_it_records(options: tuple[str, ...], lines: list[str], tmp_path: Path) -> None:
+def test_a_terminal_shows_that_the_program_is_recorded(
+    options: tuple[str, ...], lines: list[str], tmp_path: Path
+) -> None:
     """In a line before the program begins, and one for windows that have ended; other streams get none."""
     package = tmp_path / "torch" / "optim"
     package.mkdir(parents=True)

@@ -44,7 +44,7 @@ def completed(name: str, directory: Path, *arguments: str) -> subprocess.Complet
 
 
 def run(name: str, directory: Path, *arguments: str) -> str:
-    """What an example printed."""
+    """The output of an example."""
     return completed(name, directory, *arguments).stdout
 
 
