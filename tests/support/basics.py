@@ -77,6 +77,12 @@ BUSY = 3.0
 """Seconds by which a test lets a deadline be exceeded, as the machine may do much else; the torture judges what is promised."""
 
 
+def pause_process(child: int) -> None:
+    """Stops a child process where it is, until SIGCONT. When this returns no thread of it runs, however busy the machine is."""
+    os.kill(child, signal.SIGSTOP)
+    os.waitid(os.P_PID, child, os.WSTOPPED)
+
+
 def at_once(work: Coroutine[Any, Any, T]) -> T:
     """The result of something that waits for nothing, though it gives others their turn; without a loop."""
     try:

@@ -14,7 +14,7 @@ from typing import Self
 
 import pytest
 
-from tests.support.basics import missing
+from tests.support.basics import missing, pause_process
 
 
 class NatsServer:
@@ -71,7 +71,7 @@ class NatsServer:
     def pause(self) -> None:
         """Stops it where it is: it reads and answers nothing, until it goes on or is killed."""
         assert self._process is not None
-        self._process.send_signal(signal.SIGSTOP)
+        pause_process(self._process.pid)
 
     def resume(self) -> None:
         """Lets it go on."""

@@ -22,7 +22,7 @@ from stepscope.exporters.stream.transport import LinkSettings
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.events.record import EventBatch
 from stepscope.runtime.journal.reader import JournalReader
-from tests.support.basics import BUSY, ROOT
+from tests.support.basics import BUSY, ROOT, pause_process
 from tests.support.jetstreams import NAMES, jetstream
 from tests.support.nats import NatsServer
 from tests.support.ranks.streams import no_room
@@ -148,7 +148,7 @@ def test_a_collector_that_was_paused_stops(server: NatsServer, collect: Start, t
                 steps(profiler, 5)
 
         train_until(lambda: exporter.stream in names(one))
-        first.send_signal(signal.SIGSTOP)
+        pause_process(first.pid)
         collect(other)
         train_until(lambda: exporter.stream in names(other))
         first.send_signal(signal.SIGCONT)

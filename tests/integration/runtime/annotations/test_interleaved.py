@@ -22,7 +22,7 @@ from stepscope.runtime.events.record import Block, Flag, Kind
 from stepscope.runtime.recording.joined_processes import Worker
 from stepscope.runtime.recovery.session_files import SessionFiles
 from stepscope.runtime.session.directory import parts, read_identity
-from tests.support.basics import ROOT
+from tests.support.basics import ROOT, pause_process
 from tests.support.recording import Log, Row, recording
 from tests.unit.runtime.annotations.test_task_tracks import check_rows
 from tests.unit.runtime.core.test_span import KEPT_FRAMES, check_stack_is_empty, in_thread
@@ -241,8 +241,7 @@ def test_stopped_while_frames_are_moved(member: tuple[int, Path]) -> None:
     pid, directory = member
     worker = Worker(directory, read_identity(directory))
     for _ in range(800):
-        os.kill(pid, signal.SIGSTOP)
-        os.waitid(os.P_PID, pid, os.WSTOPPED)
+        pause_process(pid)
         check_open_spans(SessionFiles(directory).open_spans(_core.now()))
         check_open_spans(worker.open_spans(_core.now()))
         os.kill(pid, signal.SIGCONT)
