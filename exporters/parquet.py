@@ -17,10 +17,10 @@ import numpy as np
 from stepscope.exporters.files.output import open_for_writing, output_error, part
 from stepscope.exporters.files.parquet_rows import (
     COLUMNS,
+    COMPRESSION,
     DICTIONARIES,
     DIFFERENCES,
     STATISTICS,
-    UNCOMPRESSED,
     ParquetRows,
     WindowRow,
 )
@@ -42,6 +42,8 @@ MOST_BYTES = 32 << 20
 """More is not held back, however few rows it is."""
 MOST_PIECES = 1024
 """Windows, batches, or tables that are held back one by one before they become one piece."""
+WRITE_BYTES = 1 << 20
+"""Pages are a few KB each: so much is put together for one call of the system."""
 
 EXIT_TIMEOUT_S = 5.0
 """How long the interpreter's exit waits for calls of pyarrow that have not returned by the deadline of closing."""
@@ -114,14 +116,15 @@ class ParquetExporter:
         with self._lock:
             try:
                 make_directories(self._path.parent)
-                self._file = _File(open(part(self._path), "wb", opener=open_for_writing))  # noqa: ASYNC230 - on the exporter's own thread
+                file = open(part(self._path), "wb", WRITE_BYTES, opener=open_for_writing)  # noqa: ASYNC230 - on the exporter's own thread
+                self._file = _File(file)
             except OSError as error:
                 raise output_error(error, self._path, "create the file") from error
             _open.add(self)
             self._writer = self._parquet.ParquetWriter(
                 self._file,
                 self._rows.schema,
-                compression={name: "none" if name in UNCOMPRESSED else "zstd" for name in COLUMNS},  # of level 1
+                compression={name: COMPRESSION.get(name, "lz4") for name in COLUMNS},
                 use_dictionary=[name for name in COLUMNS if name in DICTIONARIES],
                 column_encoding=dict.fromkeys(DIFFERENCES, "DELTA_BINARY_PACKED"),
                 write_statistics=list(STATISTICS),

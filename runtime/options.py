@@ -49,9 +49,10 @@ class Options(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where rings live, on a tmpfs: training waits for a slow disk. Default: a private directory in /dev/shm; where none
     can be made there, in the directory for temporary files, else in that of the run. Files of killed runs
     stay there until they are recovered, for a week at most, unless room is needed; a container's own /dev/shm goes with it."""
-    drain_interval: PositiveFloat = 1.0
+    drain_interval: PositiveFloat | None = None
     """Longest time in seconds between two drains; rings that are half full call for one at once. Few drains cost training less:
-    each takes a millisecond or two of the loop's thread, however little there is."""
+    each takes a millisecond or two of the loop's thread, however little there is. Default: 2, but 1 while an exporter follows the
+    steps, as one to a collector does."""
     inbox_bytes: Annotated[int, msgspec.Meta(ge=1)] | None = None
     """Limit of the events of backends that wait for the loop. Default: a quarter of `memory_bytes`."""
     linger: Annotated[float, msgspec.Meta(ge=0)] = 5.0

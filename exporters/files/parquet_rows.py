@@ -75,22 +75,14 @@ DIFFERENCES = {"ts", "dur", "self_dur", "id"}
 """Columns that are written as differences of few bits: to compress their values takes two to three times as long."""
 DICTIONARIES = {*(name for name, (kind, _) in COLUMNS.items() if kind in ("text", "json")), "pid", "tid"}
 """Columns whose values repeat in any order. A dictionary of others costs more than to compress them."""
-UNCOMPRESSED = {
-    "host",
-    "ts",
-    "dur",
-    "self_dur",
-    "kind",
-    "category",
-    "process",
-    "pid",
-    "tid",
-    "cut",
-    "open",
-    "error",
-    "source",
+COMPRESSION = {
+    **dict.fromkeys(
+        DIFFERENCES - {"id"} | DICTIONARIES - {"name", "thread", "args"} | {"cut", "open", "error"}, "none"
+    ),
+    "args": "zstd",
 }
-"""Columns of which a dictionary, differences or bits leave little to compress."""
+"""Where it is not lz4: a dictionary, differences or bits leave little to compress. For each page pyarrow makes a context of zstd, which
+takes longer than to compress the page; only texts are worth it."""
 STATISTICS = ("rank", "window", "step", "ts", "dur")
 """Columns by which readers leave out groups of rows."""
 

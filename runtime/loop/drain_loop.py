@@ -145,7 +145,7 @@ class DrainLoop:
             self._wake_up_later.set()
 
     def _on_wake_later(self) -> None:
-        interval = min((pipeline.options.drain_interval for pipeline in self._pipelines), default=0.0)
+        interval = min((pipeline.drain_interval for pipeline in self._pipelines), default=0.0)
         self._loop.call_at(self._woken_at + interval, self._on_wake)
 
     def _journal_progressed(self) -> None:
@@ -356,9 +356,9 @@ class DrainLoop:
         if self._recorder.late_release.waiting():
             return CROWDED_S
         if any(pipeline.is_awaited() or not self._queues[pipeline].empty for pipeline in self._pipelines):
-            return min(pipeline.options.drain_interval for pipeline in self._pipelines) / 4
+            return min(pipeline.drain_interval for pipeline in self._pipelines) / 4
         if _core.recording() or any(pipeline.busy() for pipeline in self._pipelines):
-            intervals = [pipeline.options.drain_interval for pipeline in self._pipelines]
+            intervals = [pipeline.drain_interval for pipeline in self._pipelines]
             return min([*intervals, *self._recorder.workers.interval()], default=IDLE)
         return None
 

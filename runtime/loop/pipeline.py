@@ -63,6 +63,8 @@ from stepscope.runtime.windows.step_statistics import begins_with_startup
 from stepscope.runtime.windows.window import Window, WindowActions
 from stepscope.runtime.windows.window_tables import WindowTables
 
+DRAIN_S, LIVE_DRAIN_S = 2.0, 1.0
+"""Seconds between two drains by default, and while somebody follows the steps."""
 ADVANCING_S = 0.5
 """Seconds that closing waits for a backend after it reported progress."""
 MIN_WALL_CHANGE_NS = 500_000_000
@@ -196,6 +198,11 @@ class Pipeline:
         """Starts the exporters' threads, which exist when it returns: a tool that inspects all threads, such as torch's tracer of
         Python functions, must not meet half-started ones."""
         self.fanout.start(partial(deliver_for, self))
+
+    @property
+    def drain_interval(self) -> float:
+        """Longest time between two drains, in seconds."""
+        return self.options.drain_interval or (LIVE_DRAIN_S if self._feed.followed else DRAIN_S)
 
     async def run(self) -> None:
         """Answers flushes, and controls the overhead, until `aclose`."""

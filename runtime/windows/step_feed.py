@@ -74,6 +74,11 @@ class StepFeed:
         with self._lock:
             self._receivers = tuple(one for one in self._receivers if one != receiver)
 
+    @property
+    def followed(self) -> bool:
+        """Whether there is a receiver."""
+        return bool(self._receivers)
+
     def open(self, window: OpenWindow) -> None:
         """A window opens."""
         if window.table is not None:

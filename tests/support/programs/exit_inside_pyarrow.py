@@ -24,7 +24,7 @@ class SlowFile(io.BufferedWriter):
 
 def main(directory: Path) -> None:
     """Records more than can be written by the deadline."""
-    setattr(parquet, "open", lambda path, mode, opener: SlowFile(io.FileIO(path, mode, opener=opener)))  # noqa: B010
+    setattr(parquet, "open", lambda path, mode, _, opener: SlowFile(io.FileIO(path, mode, opener=opener)))  # noqa: B010
     exporter = sc.exporters.ParquetExporter(directory / "trace.parquet")
     with sc.trace(exporters=[exporter], output_dir=directory / "run", options=sc.Options(close_timeout=0.5)):
         for number in range(150_000):
