@@ -211,7 +211,7 @@ def test_the_sources_use_no_others() -> None:
     assert not used - known, "each needs a row in docs/dependencies.md, under 'Private names of others'"
 
 
-def test_the_modules_use_what_the_table_says() -> None:
+def test_the_modules_use_the_names_of_the_table() -> None:
     used = {(module, name) for module, names in _uses().items() for name, _ in names}
     assert not {(module, name) for row in table() for module in row.modules for name in row.last} - used
 

@@ -48,7 +48,7 @@ def network(torch: Any) -> tuple[Any, Any]:
 
 
 @pytest.mark.checklist("D17")
-def test_operators_have_what_torch_counts(tmp_path: Path) -> None:
+def test_operators_have_the_flops_that_torch_counts(tmp_path: Path) -> None:
     """Forward and backward, of products, convolutions and attention: as torch.utils.flop_counter has it, for the same program."""
     torch = require("torch")
     counter = require("torch.utils.flop_counter")

@@ -134,7 +134,7 @@ def test_one_that_fails_when_it_has_delivered_everything_lacks_nothing(tmp_path:
     assert trust.endswith("none dropped.") and state == ""
 
 
-def test_the_next_recording_does_not_lack_what_the_first_one_does(tmp_path: Path) -> None:
+def test_a_begin_that_failed_leaves_the_next_recording_complete(tmp_path: Path) -> None:
     """A failure counts until the next change: a recording that begins well is whole."""
     memory, backend = sc.exporters.MemoryExporter(), Failing("begin", OSError("mine"), known=True)
     schedule = sc.schedule(wait=1, warmup=0, active=1, repeat=2)

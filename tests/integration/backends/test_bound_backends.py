@@ -132,7 +132,7 @@ def test_start_and_stop_on_another_thread_are_carried_out_by_the_one_that_steps(
 
 
 @pytest.mark.parametrize("end", [sc.Profiler.stop, sc.Profiler.close])
-def test_the_bound_thread_ends_what_another_one_has_stopped(
+def test_the_bound_thread_ends_a_recording_that_another_thread_stopped(
     output_dir: Path, end: Callable[[sc.Profiler], None]
 ) -> None:
     """It waits for no step: the thread that would make one is the one that stops or closes."""

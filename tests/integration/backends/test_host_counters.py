@@ -112,7 +112,7 @@ def test_counters_show_the_work_of_the_process(output_dir: Path) -> None:
         assert found[name] and min(found[name]) >= 0, name
 
 
-def test_only_what_was_asked_for(output_dir: Path) -> None:
+def test_only_requested_groups_are_recorded(output_dir: Path) -> None:
     """By parts; one that there is not is named with the nearest."""
     found = record(sc.backends.HostBackend(["memory"], 0.005), lambda: time.sleep(0.01), bool, output_dir)
     assert all("memory" in name or "swap" in name for name in found)

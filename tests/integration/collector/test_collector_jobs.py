@@ -120,7 +120,7 @@ def test_a_rank_that_was_started_again_is_one_process() -> None:
     assert rank.others == []
 
 
-async def test_listeners_to_several_jobs_get_what_has_changed() -> None:
+async def test_listeners_get_the_changes_of_their_own_job() -> None:
     """Each of its own job only; one to a job that comes later hears of it then."""
     streams = Streams(64)
     for number, job in enumerate(("one", "two")):

@@ -186,7 +186,7 @@ async def test_a_write_under_way_is_subtracted() -> None:
         pass
 
 
-async def test_a_measurement_is_due_when_half_of_what_was_left_is_used() -> None:
+async def test_a_measurement_is_due_when_half_of_the_free_room_is_used() -> None:
     """Of what is usually left, or of less if the last one found less: not after each write on a disk that is nearly full."""
     quota = DiskQuota()
     quota.bound(1000, 100)

@@ -180,7 +180,7 @@ def test_keep_last_records_always(tmp_path: Path) -> None:
     assert len(memory.windows) == 1 and memory.events(kind=Kind.SPAN).size
 
 
-def test_without_the_framework_the_door_says_what_to_install() -> None:
+def test_a_callback_without_its_framework_names_the_package() -> None:
     """Importing stepscope loads none of them; importing the front door says how to get it."""
     program = """
 import importlib, sys, stepscope
@@ -251,7 +251,7 @@ def test_a_wrong_world_size_is_refused(wrong: Any) -> None:
 
 
 @pytest.mark.checklist("B6")
-def test_what_can_be_asked_for_replaces_only_the_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_windows_on_demand_replace_only_the_default_schedule(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the program or by the environment; a schedule in the arguments is followed as well."""
     cycle = sc.schedule(wait=1, warmup=0, active=1, repeat=1)
     recorded: list[list[tuple[int, ...]]] = []

@@ -73,7 +73,7 @@ async def test_the_token_of_a_collector(logged: pytest.LogCaptureFixture, tmp_pa
     assert SECRET not in log_text(logged) and WRONG not in log_text(logged)
 
 
-def test_a_quiet_logger_passes_on_what_is_grave(logged: pytest.LogCaptureFixture) -> None:
+def test_a_quiet_logger_passes_warnings_on(logged: pytest.LogCaptureFixture) -> None:
     """With its logger's name, and what hangs on it."""
     quiet = QuietLogger("library")
     assert not quiet.isEnabledFor(logging.DEBUG) and quiet.isEnabledFor(logging.INFO)

@@ -98,7 +98,7 @@ async def test_buckets_that_somebody_deletes(server: NatsServer, tmp_path: Path)
         await poll(lambda: not source.nats.view().problem)
 
 
-async def test_nobody_takes_again_what_has_ended(server: NatsServer, tmp_path: Path) -> None:
+async def test_an_ended_stream_is_not_taken_again(server: NatsServer, tmp_path: Path) -> None:
     """Though JetStream still has it; after the loss of the directory it can be stored again."""
     server.start()
     async with jetstream(server.url) as context:
@@ -201,7 +201,7 @@ def test_malformed_messages_are_shown(server: NatsServer, tmp_path: Path) -> Non
     assert (tmp_path / "collected" / "refused.jsonl").read_text().count(stream) == 3
 
 
-async def test_limits_of_what_jetstream_keeps(server: NatsServer, tmp_path: Path) -> None:
+async def test_the_stream_has_the_limits_of_the_first_exporter(server: NatsServer, tmp_path: Path) -> None:
     """The first exporter creates the stream with its limits; an existing stream stays as it is."""
     server.start()
     limits = NatsLimits(max_bytes=1 << 28, max_age=300.0, discard="new")

@@ -154,7 +154,7 @@ print(profiler.report())
 """
 
 
-def test_a_rank_without_a_journal_keeps_what_it_has(tmp_path: Path) -> None:
+def test_a_rank_whose_journal_was_deleted_keeps_its_buffer(tmp_path: Path) -> None:
     """In its buffer, which can be delivered; the collector logs what is wrong, and goes on when it was started again."""
     streams = tmp_path / "c" / "streams"
     with collecting(tmp_path / "c") as collector:

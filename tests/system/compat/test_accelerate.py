@@ -103,7 +103,7 @@ def test_torchs_own_handler_is_served(tmp_path: Path) -> None:
         assert sum(event["name"] == "micro_step" for event in events(file)) == 1
 
 
-def test_the_tracker_records_what_is_logged(tmp_path: Path) -> None:
+def test_the_tracker_records_logged_numbers(tmp_path: Path) -> None:
     """Numbers are counters, the configuration metadata; step times can be logged like any other metric."""
     memory = sc.exporters.MemoryExporter()
     handler = ours.StepscopeProfileKwargs(settings={"exporters": [memory], "output_dir": str(tmp_path)})

@@ -89,7 +89,7 @@ def test_help_has_examples_and_exit_codes(
     assert (re.search("-o[ ,]", said) is not None and "--out" in said) is (command in WRITE)
 
 
-def test_what_is_missing_is_not_lost_among_options(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_option_is_named_in_the_second_line(capsys: pytest.CaptureFixture[str]) -> None:
     """`collect` has thirty options, and its error is the second line all the same."""
     assert usage_error("collect") == 2
     usage, error = capsys.readouterr().err.splitlines()
@@ -238,7 +238,7 @@ def test_an_output_has_its_directory_made(tmp_path: Path) -> None:
         assert (tmp_path / out).exists()
 
 
-def test_convert_says_what_was_damaged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_convert_reports_a_damaged_journal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A journal that was cut off gives what it has, and a message says that it is not all."""
     journal = record(tmp_path / "run")
     journal.write_bytes(journal.read_bytes()[:-10])
@@ -247,7 +247,7 @@ def test_convert_says_what_was_damaged(tmp_path: Path, capsys: pytest.CaptureFix
     assert "torn bytes" in capsys.readouterr().err
 
 
-def test_convert_refuses_what_makes_no_sense(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_convert_refuses_wrong_files_and_endings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """An unknown ending, an output over its input, an input that is no journal."""
     journal = record(tmp_path / "run")
     kept = journal.read_bytes()
@@ -339,7 +339,7 @@ def test_recover_brings_back_a_killed_run(tmp_path: Path) -> None:
     assert forced.returncode == 2 and "--out FILE" in forced.stderr
 
 
-def test_what_was_written_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_commands_name_written_files_in_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Standard output has nothing else; what people read goes to standard error."""
     journal = record(tmp_path / "run")
     journal.write_bytes(journal.read_bytes()[:-10])
@@ -362,7 +362,7 @@ def test_help_fits_the_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     assert "--skip-first" in description and max(map(len, description.splitlines())) <= 60
 
 
-def test_convert_says_what_the_run_dropped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_convert_reports_events_that_the_run_dropped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A journal that was full when it was recorded: in words, and in JSON."""
     with sc.trace(output_dir=tmp_path / "run", options=sc.Options(journal_max_bytes=1 << 18)):
         for number in range(1_000_000):

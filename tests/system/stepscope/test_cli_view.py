@@ -161,7 +161,7 @@ def test_tensorboard(tmp_path: Path) -> None:
         (("trace.json", "--ui", ".", "--viewer", "tensorboard"), 2, ("--ui", "--viewer perfetto")),
     ],
 )
-def test_what_cannot_be_shown(
+def test_a_file_that_cannot_be_shown_is_refused(
     arguments: tuple[str, ...],
     code: int,
     facts: tuple[str, ...],

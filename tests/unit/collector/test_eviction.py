@@ -118,7 +118,7 @@ class Model:
 
 
 @given(streams(), st.integers(0, 3), st.integers(0, 3), st.floats(0.05, 1.2))
-def test_the_limit_holds_and_what_is_missing_is_counted(
+def test_the_limit_holds_and_evicted_events_are_counted(
     tmp_path_factory: pytest.TempPathFactory, drawn: Drawn, newest: int, slowest: int, part: float
 ) -> None:
     """For any segments: enough is free in the end, or nothing that may be evicted is left; and no window that is protected is

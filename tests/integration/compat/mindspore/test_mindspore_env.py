@@ -114,7 +114,7 @@ def test_the_output_path_is_absolute(tmp_path: Path) -> None:
         ('{"start": true, "profiler_level": "Levl1"}', "did you mean 'Level1'"),
     ],
 )
-def test_what_cannot_be_followed(tmp_path: Path, variable: str, text: str) -> None:
+def test_wrong_options_are_logged_and_training_goes_on(tmp_path: Path, variable: str, text: str) -> None:
     """Training goes on without a profiler, and the log says what was wrong."""
     printed, log = run(tmp_path, variable)
     assert printed == "trained False\n"
@@ -122,7 +122,7 @@ def test_what_cannot_be_followed(tmp_path: Path, variable: str, text: str) -> No
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_has_no_place_there(tmp_path: Path) -> None:
+def test_a_schedule_in_the_environment_is_reported(tmp_path: Path) -> None:
     """The environment cannot have a schedule; that is reported, and all else counts."""
     _, log = run(tmp_path, json.dumps({"start": True, "schedule": 3, "output_path": "out"}))
     assert "'schedule' cannot be given here and has no effect" in log

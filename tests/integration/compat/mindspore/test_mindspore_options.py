@@ -68,7 +68,7 @@ def test_unknown_options_are_logged(caplog: pytest.LogCaptureFixture) -> None:
 
 @pytest.mark.checklist("B9", "C4", "C5", "C12", "C13", "C14")
 @pytest.mark.parametrize("name", NEED_OP_TIME)
-def test_what_needs_op_time(name: str) -> None:
+def test_options_that_need_operators_are_refused_without(name: str) -> None:
     """Options that need operators are refused without them."""
     value: Any = {"aicore_metrics": 1, "timeline_limit": 100, "profile_framework": "time"}.get(name, True)
     with refused(ValueError, f"{name}=", "op_time=True"):
@@ -154,7 +154,7 @@ def test_wrong_values(name: str, value: Any, error: type[Exception], facts: list
 
 
 @pytest.mark.checklist("A3", "B14", "C8", "C9", "C11", "D6")
-def test_what_a_device_cannot_give() -> None:
+def test_options_that_a_device_lacks_are_named() -> None:
     """The table says for each device what an option gives, and why not, in one sentence each."""
     asked = read(aicore_metrics=1, l2_cache=True, hbm_ddr=True, pcie=True, export_type=[ExportType.Db]).requested()
     for device in ("CPU", "GPU", "Ascend"):

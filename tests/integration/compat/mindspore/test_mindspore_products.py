@@ -68,7 +68,7 @@ def test_op_analyse(tmp_path: Path) -> None:
 
 
 @pytest.mark.checklist("C22")
-def test_op_analyse_of_what_is_wrong(tmp_path: Path) -> None:
+def test_op_analyse_refuses_wrong_arguments(tmp_path: Path) -> None:
     """Types are checked, unknown operators are named with the nearest, and other devices have none."""
     profiler = output.recorded(tmp_path, data_simplification=False)
     for wrong in (3, None, [1], []):
@@ -284,7 +284,7 @@ def test_batches_of_any_loader(tmp_path: Path) -> None:
         (ProfilerLevel.Level0, [ProfilerActivity.NPU], (False, False, False)),
     ],
 )
-def test_what_levels_and_activities_record(
+def test_levels_and_activities_choose_the_recorded_data(
     tmp_path: Path, level: ProfilerLevel, activities: list[ProfilerActivity] | None, expected: tuple[bool, bool, bool]
 ) -> None:
     """Operators, memory and stacks: each level has those of the one before, and operators only of what is active."""

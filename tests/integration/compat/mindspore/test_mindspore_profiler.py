@@ -360,7 +360,7 @@ def test_analyse_only(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("make", [lambda: Profiler(schedule=7), lambda: profile(on_trace_ready="x")])
-def test_what_cannot_be_called(make: Callable[[], object]) -> None:
+def test_a_handler_that_is_no_function_is_refused(make: Callable[[], object]) -> None:
     """A schedule or handler that is no function is refused by the call that gets it."""
     with refused(TypeError):
         make()

@@ -171,7 +171,7 @@ def test_a_pause_in_the_middle_of_a_task() -> None:
 
 
 @pytest.mark.checklist("E3", "F16")
-def test_what_begins_in_a_pause_is_recorded_from_its_end_on() -> None:
+def test_objects_started_in_a_pause_are_recorded_from_its_end_on() -> None:
     """And what also ends in it is not recorded at all, whatever was started before; what was open before is until its begin."""
     begin()
     domain = mxnet.Domain("d")

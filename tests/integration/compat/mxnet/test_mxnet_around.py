@@ -295,7 +295,7 @@ def test_memory_is_a_counter() -> None:
     assert len(values) >= row["Count"] and max(values) >= 1000 * row["Max"] * 0.999
 
 
-def test_what_cannot_be_recorded_is_reported(caplog: pytest.LogCaptureFixture) -> None:
+def test_kinds_of_events_without_a_source_are_reported(caplog: pytest.LogCaptureFixture) -> None:
     """Once, at the begin: as a warning if it was asked for by name; and in the trace."""
     mxnet.set_config(profile_imperative=True)
     mxnet.set_state("run")

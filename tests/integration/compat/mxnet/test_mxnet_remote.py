@@ -133,7 +133,7 @@ def test_processes_of_this_host(caplog: pytest.LogCaptureFixture) -> None:
 
 
 @pytest.mark.checklist("E14")
-def test_who_cannot_be_asked_is_named() -> None:
+def test_processes_that_cannot_be_reached_are_named() -> None:
     """A process that traces nothing, and none at all."""
     mxnet.set_kvstore_handle(mxnet.RemoteProcesses(os.getpid()))
     with refused(mxnet.MXNetError, f"process {os.getpid()} "):

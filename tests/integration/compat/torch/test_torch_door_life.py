@@ -98,7 +98,7 @@ def test_results_while_training_goes_on(mode: Any, tmp_path: Path) -> None:
     assert seen == [0, 1, 1, 3, 3, 5]
 
 
-def test_a_failing_body_keeps_what_was_recorded() -> None:
+def test_an_exception_in_the_body_keeps_recorded_operators() -> None:
     """An exception leaves the `with` unchanged, and the operators before it are recorded."""
     seen: list[int] = []
 

@@ -413,7 +413,7 @@ def test_a_group_that_is_missing_is_reported(group: None, tmp_path: Path) -> Non
     assert len(told["pg_config"]) == 1
 
 
-def test_what_torch_does_not_report_is_reported(group: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_process_groups_are_reported(group: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another version of torch keeps the groups elsewhere: traces have the rest, and the report says so."""
     monkeypatch.setattr(groups, "problem", groups.problem)  # of the whole process
     monkeypatch.setattr(torch.distributed.distributed_c10d, "_world", object())

@@ -190,7 +190,7 @@ async def test_others_replaced_the_loops_method() -> None:
 
 
 @pytest.mark.parametrize("kind", ["none", "own", "eager"])
-def test_the_loops_factory_is_what_the_program_set(kind: str) -> None:
+def test_the_loop_returns_the_task_factory_of_the_program(kind: str) -> None:
     """Also while it is recorded: libraries look at it. It gets an object that can pass for the coroutine, which is watched."""
     if kind == "eager" and sys.version_info < (3, 12):
         pytest.skip("eager tasks came with Python 3.12")

@@ -261,7 +261,7 @@ class Slow:
 
 
 @pytest.mark.parametrize("steps", [0, 1])
-def test_a_flush_waits_for_what_came_before_it_only(steps: int, output_dir: Path) -> None:
+def test_a_flush_waits_for_earlier_events_only(steps: int, output_dir: Path) -> None:
     """Triggers are asked again whenever the loop comes by, also about nothing: no flush waits for those looks."""
     options = sc.Options(drain_interval=1.0 if not steps else 0.02)
     done = threading.Event()

@@ -114,7 +114,7 @@ def test_stalled_fires_once_for_each_stall() -> None:
 # counters
 
 
-def test_not_finite_watches_what_it_is_asked_to() -> None:
+def test_not_finite_watches_named_counters_only() -> None:
     """Other counters, and other kinds of events, do not count."""
     evaluator = NotFinite(counters=("loss",)).evaluator()
     block = counters(("norm", math.nan), ("loss", math.nan))

@@ -244,7 +244,7 @@ def test_the_filter_knows_levels_by_time_in_any_order_of_arrival() -> None:
     assert filter.wanted(events) is None
 
 
-def test_a_change_reports_what_it_was_asked_for_by() -> None:
+def test_a_change_reports_the_cost_that_caused_it() -> None:
     """Not what was measured later, while it waited for the next step."""
     budget = sc.control.OverheadBudget(fraction=0.01, interval=1.0, background=0.0)
     overhead_controller = OverheadController(budget, DetailFilter(), transitions=lambda: 0)

@@ -191,7 +191,7 @@ def test_every_call_of_an_inert_profiler_returns(process_tree: ProcessTree) -> N
     assert process_tree.spans() == {("process", "parent's"): 5}
 
 
-def test_a_child_closes_what_it_opened_when_it_exits(process_tree: ProcessTree) -> None:
+def test_a_child_closes_its_own_profiler_when_it_exits(process_tree: ProcessTree) -> None:
     """A forked child that leaves a profiler open has it closed at its exit; its parent's stays as it is."""
     process_tree.of("""
     if __name__ == "__main__":

@@ -129,7 +129,7 @@ def test_data_loader(process_tree: ProcessTree, method: str, persistent: bool) -
     assert starts == [1 if persistent else 2]
 
 
-def test_a_killed_worker_leaves_what_it_began_last(process_tree: ProcessTree) -> None:
+def test_a_killed_worker_leaves_its_open_spans(process_tree: ProcessTree) -> None:
     """Also a span that began after the process had been seen to run for the last time."""
     process_tree.of("""
     if __name__ == "__main__":

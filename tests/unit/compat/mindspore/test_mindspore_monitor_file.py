@@ -184,7 +184,7 @@ SHOWN: dict[str, tuple[Mapping[int, DynamicProfilerArgs], dict[str, Any], Window
 
 @pytest.mark.checklist("A28", "A29", "A30", "A33", "A34", "A36", "A38", "B18", "B19", "F2", "F4", "F5", "F6")
 @pytest.mark.parametrize(("configurations", "settings", "windows", "refusals"), SHOWN.values(), ids=list(SHOWN))
-def test_what_comes_of_a_file(
+def test_configurations_become_windows_and_refusals(
     configurations: Mapping[int, DynamicProfilerArgs], settings: dict[str, Any], windows: Windows, refusals: list[str]
 ) -> None:
     """A window that runs ends as it was asked for, unless a command changes it."""
@@ -223,7 +223,9 @@ asked_for = st.builds(
     st.sampled_from(["refuse", "clip"]),
     st.sampled_from([1, 2, 4, 5]),
 )
-def test_whatever_is_asked_for(configurations: dict[int, DynamicProfilerArgs], late: Late, granularity: int) -> None:
+def test_windows_of_any_configurations_follow_each_other(
+    configurations: dict[int, DynamicProfilerArgs], late: Late, granularity: int
+) -> None:
     """Windows follow each other, lie in the training, begin with a group, and each configuration is recorded once; a
     window begins late only if that is allowed."""
     found, refusals = run(configurations, late=late, granularity=granularity)

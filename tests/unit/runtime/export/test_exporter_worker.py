@@ -391,7 +391,7 @@ async def ended_late(exporter: Keeper, path: Path) -> ExporterWorker:
     return worker
 
 
-async def test_one_that_keeps_what_it_cannot_send_has_ended_in_order(
+async def test_an_exporter_that_stores_unsent_events_ends_without_an_error(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Though it was cancelled: it is no error, and stored events count as exported and are reported."""
@@ -406,7 +406,7 @@ async def test_one_that_keeps_what_it_cannot_send_has_ended_in_order(
     assert remedy(stats.unsent_files).endswith("with: send some/where") and remedy(None) == ""
 
 
-async def test_one_that_cannot_keep_it_says_itself_what_is_wrong(tmp_path: Path) -> None:
+async def test_an_exporter_that_cannot_store_unsent_events_has_one_error(tmp_path: Path) -> None:
     """There is one error then: not that of the deadline as well."""
     worker = await ended_late(Keeper(OSError("the disk is full")), tmp_path)
     assert [str(error) for error in worker.raised.errors] == ["the disk is full"]

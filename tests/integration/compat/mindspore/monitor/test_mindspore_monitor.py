@@ -137,7 +137,7 @@ def test_where_the_file_says(job: Job) -> None:
 
 @pytest.mark.checklist("A35", "A36", "A39")
 @pytest.mark.parametrize("position", ["end", "begin"])
-def test_the_step_form_records_what_it_says(job: Job, position: str) -> None:
+def test_the_step_form_records_the_steps_of_its_file(job: Job, position: str) -> None:
     """Called at the end of the body or at its begin, and from the first step on: the steps are those of the file."""
     job.write(start_step=1, stop_step=2)
     monitor = job.monitor(step_position=position)
@@ -155,7 +155,7 @@ def test_the_step_form_records_what_it_says(job: Job, position: str) -> None:
 
 
 @pytest.mark.checklist("A29", "A38", "A40", "F3")
-def test_what_cannot_be_followed(job: Job, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_contradictory_configuration_is_reported_once(job: Job, caplog: pytest.LogCaptureFixture) -> None:
     """It is reported once for each configuration, in the log and next to the file, and nothing raises into training, unless that
     is asked for."""
     monitor = job.monitor()
