@@ -233,7 +233,7 @@ def test_each_name_is_used_in_one_module() -> None:
     assert not elsewhere
 
 
-async def test_where_no_server_can_be_looked_at_none_is_connected_to(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_client_whose_servers_cannot_be_checked_connects_to_none(monkeypatch: pytest.MonkeyPatch) -> None:
     client = require("nats.aio.client").Client
     monkeypatch.delattr(client, "_process_info")
     connection = require("stepscope.exporters.nats.connection")

@@ -70,7 +70,7 @@ def test_it_prints_the_answer_of_the_command_line(tmp_path: Path, monkeypatch: p
     )
 
 
-def test_where_nothing_can_be_read(tmp_path: Path) -> None:
+def test_a_profiler_without_a_journal_is_refused(tmp_path: Path) -> None:
     """A profiler that was not started, or writes no journal, cannot be explained."""
     profiler = sc.trace(output_dir=tmp_path / "run")
     with refused(ProfilerStateError, "start()"):

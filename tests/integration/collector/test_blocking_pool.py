@@ -62,7 +62,7 @@ def hanging() -> Generator[Hanging]:
         one.go.set()
 
 
-async def test_it_takes_so_many_threads_and_no_more() -> None:
+async def test_the_pool_is_bounded() -> None:
     """Calls that hang block only their own threads; all are done in the end, and the threads end. The loop goes on meanwhile."""
     few = BlockingPool(3)
     with hanging() as one:

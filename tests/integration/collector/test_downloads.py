@@ -117,7 +117,9 @@ async def test_the_writer_is_ended_when_nobody_reads(tmp_path: Path) -> None:
         ),
     ],
 )
-async def test_one_that_takes_too_much_is_ended(tmp_path: Path, program: str, bounds: Bounds, facts: list[str]) -> None:
+async def test_a_download_that_exceeds_its_bounds_is_ended(
+    tmp_path: Path, program: str, bounds: Bounds, facts: list[str]
+) -> None:
     """The client gets the reason, no file of it is left, and the next one is made."""
     downloads = Downloads(tmp_path, bounds)
     before = children(os.getpid())
@@ -127,7 +129,7 @@ async def test_one_that_takes_too_much_is_ended(tmp_path: Path, program: str, bo
     assert await whole(downloads.send(kind("open({}, 'wb').write(b'fine')"), [], 0)) == b"fine"
 
 
-async def test_one_that_takes_too_long_breaks_off(tmp_path: Path) -> None:
+async def test_a_download_that_exceeds_its_time_breaks_off(tmp_path: Path) -> None:
     """The client does not take the sent part for a whole file."""
     downloads = Downloads(tmp_path, Bounds(seconds=5.0))
     chunks = downloads.send(kind("import time; open({}, 'wb').write(b'x' * 100_000); time.sleep(1000)"), [], 0)

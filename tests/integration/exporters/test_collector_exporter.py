@@ -64,7 +64,7 @@ def delivered(directory: Path, url: str) -> None:
     thread.join()
 
 
-async def test_it_keeps_the_contract(collector: tuple[str, Path], tmp_path: Path) -> None:
+async def test_the_exporter_keeps_the_contract(collector: tuple[str, Path], tmp_path: Path) -> None:
     """All that every exporter promises; what is read back is the collector's file, after what was left is delivered."""
     url, place = collector
 

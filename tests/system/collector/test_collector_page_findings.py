@@ -100,7 +100,7 @@ def test_the_most_costly_finding_comes_first(tmp_path: Path) -> None:
     shown(tmp_path, [COSTLY, CHEAP], look)
 
 
-def test_nothing_is_found(tmp_path: Path) -> None:
+def test_the_page_of_a_run_without_findings(tmp_path: Path) -> None:
     """Then the page says in how many steps."""
 
     def look(url: str) -> None:
@@ -310,7 +310,7 @@ def test_a_drag_zooms_and_a_click_chooses(tmp_path: Path) -> None:
     map_shown(tmp_path, look, ranks=640)
 
 
-def test_it_is_asked_for_while_it_is_in_view(tmp_path: Path) -> None:
+def test_findings_are_requested_while_they_are_in_view(tmp_path: Path) -> None:
     """And every two seconds at most."""
 
     def look(url: str) -> None:

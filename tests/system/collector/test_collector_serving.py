@@ -84,7 +84,7 @@ def test_it_prints_how_to_stream_to_it_and_its_ranks(tmp_path: Path) -> None:
     assert re.search(rf" {who} has ended$", last)
 
 
-def test_others_are_shown_this_machines_name(tmp_path: Path) -> None:
+def test_a_collector_on_all_addresses_prints_the_name_of_its_machine(tmp_path: Path) -> None:
     """Nobody can connect to the address that stands for all of a machine's."""
     token = tmp_path / "token"
     token.write_text("a-token-of-this-test")
@@ -284,7 +284,7 @@ CLIENT = textwrap.dedent(
 )
 
 
-def test_everything_is_there_once(tmp_path: Path) -> None:
+def test_each_event_is_stored_once_through_kills(tmp_path: Path) -> None:
     """Four exporters, two of which are killed, and a collector that is killed over and over."""
     chance = random.Random(11)
     port = free_port()

@@ -72,7 +72,7 @@ def test_a_collector_that_is_killed_in_the_middle_goes_on(collected: Path, tmp_p
     assert all(name.endswith(".part") for name in there.keys() - made.keys() - {"clocks.json"})
 
 
-async def test_nothing_is_put_when_it_has_ended(collected: Path, tmp_path: Path) -> None:
+async def test_an_ended_uploader_puts_no_object(collected: Path, tmp_path: Path) -> None:
     """Not even what was being put, if the store answers within two seconds."""
     Stream(collected, windows=12).end()
     remote = tmp_path / "remote"

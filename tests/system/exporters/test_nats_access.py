@@ -195,7 +195,7 @@ def test_commands_refuse_secrets_in_urls(tmp_path: Path) -> None:
     assert SECRET not in done.stdout + done.stderr
 
 
-def test_others_must_not_listen(tmp_path: Path) -> None:
+def test_other_machines_are_reached_by_tls_only(tmp_path: Path) -> None:
     """To another machine nothing goes without TLS, unless somebody says so; on this one nobody listens."""
     for url in ("nats://head:4222", "nats://10.0.0.1"):
         with refused(ValueError, "--nats-ca", "access=NatsAccess(insecure=True)", "--nats-insecure"):

@@ -59,7 +59,7 @@ def write_chrome(path: Path, batch: EventBatch, dialect: Dialect = "kineto") -> 
 
 
 @pytest.mark.parametrize("dialect", ["kineto", "tensorboard"])
-def test_everything_is_in_chrome_traces(tmp_path: Path, dialect: Dialect) -> None:
+def test_all_events_are_in_chrome_traces(tmp_path: Path, dialect: Dialect) -> None:
     """Counts of slices, counters, flows and arguments are exact, times to the nanosecond, without any problem."""
     batch = chrome_batch(tmp_path)
     path = tmp_path / "trace.json"
@@ -196,7 +196,7 @@ def spans_of(batch: EventBatch) -> list[tuple[int, int]]:
 
 
 @pytest.mark.parametrize("name", ["trace.pftrace", "trace.pftrace.gz"])
-def test_everything_is_there(tmp_path: Path, name: str) -> None:
+def test_all_events_are_in_native_traces(tmp_path: Path, name: str) -> None:
     """Slices, counters, flows and arguments are all there, times to the nanosecond, without any problem."""
     run = make_run(tmp_path)
     scene = Scene(run)

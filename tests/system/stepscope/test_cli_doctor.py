@@ -55,7 +55,7 @@ def diagnosis(directory: Path, env: dict[str, str]) -> tuple[int, dict[str, dict
     return done.returncode, {check["name"]: check for check in said["checks"]}
 
 
-def test_it_records(tmp_path: Path) -> None:
+def test_doctor_records(tmp_path: Path) -> None:
     """A span and an operator of torch are recorded in a process of its own; nothing is left where it was called."""
     require("torch")
     code, checks = diagnosis(tmp_path, {})

@@ -124,7 +124,7 @@ def test_malformed_variables_are_refused(monkeypatch: pytest.MonkeyPatch) -> Non
             assert "s3cret" not in str(caught.value)
 
 
-def test_other_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arguments_override_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     """Arguments go first."""
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "2500")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_COMPRESSION", "none")

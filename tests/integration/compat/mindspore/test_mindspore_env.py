@@ -139,7 +139,7 @@ def test_ended_by_the_program(tmp_path: Path) -> None:
 
 
 @pytest.mark.checklist("B6")
-def test_nothing_is_asked_here() -> None:
+def test_an_empty_environment_records_nothing() -> None:
     """In a process without the variable nothing records; another environment than that of the process can be passed."""
     assert EnvProfiler.init_profiler({}) is None
     assert EnvProfiler().analyse() is None

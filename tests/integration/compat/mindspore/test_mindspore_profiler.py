@@ -111,7 +111,7 @@ def test_calls_that_do_not_fit_raise(tmp_path: Path) -> None:
 
 
 @pytest.mark.checklist("C23")
-def test_one_that_starts_by_itself_is_not_started(tmp_path: Path) -> None:
+def test_start_is_refused_after_an_automatic_start(tmp_path: Path) -> None:
     """`start()` is for those made with `start_profile=False`, whether they run or not."""
     cases: list[dict[str, Any]] = [{}, {"start_profile": True}]
     for options in cases:
@@ -138,7 +138,7 @@ def test_analysing_twice(tmp_path: Path) -> None:
 
 
 @pytest.mark.checklist("C20", "F12")
-def test_some_steps(tmp_path: Path) -> None:
+def test_an_analysis_of_chosen_steps(tmp_path: Path) -> None:
     """Steps need not be consecutive, nor in order; wrong ones raise and say what they should be."""
     profiler = output.recorded(tmp_path, steps=6)
     analysis = profiler.analyse(step_list=[4, 0, 2])

@@ -156,7 +156,7 @@ def test_never_awaited_is_still_reported() -> None:
         _core.Coroutine(wait())
 
 
-async def test_others_replaced_the_loops_method() -> None:
+async def test_another_librarys_create_task_stays_or_is_restored() -> None:
     """Before us: it is put back. After us: it stays, and ours under it watches nothing any more."""
     loop: Any = asyncio.get_running_loop()
     made: list[str] = []

@@ -184,7 +184,7 @@ def test_a_later_run_has_written_the_files(killed: Path, capsys: pytest.CaptureF
     assert not (killed / "hta" / "whole.json").exists() and names(killed / "closed.json") == WRITTEN
 
 
-def test_one_trace(killed: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_trace_that_is_named_alone_is_not_changed(killed: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One that is named alone is not touched; a message says what to do."""
     before = (killed / "trace.json").read_bytes()
     assert main(["recover", str(killed / "run" / "trace.pftrace")]) == 1

@@ -33,7 +33,7 @@ from tests.support.nesting import chrome_problems
     ],
     ids=["in rings", "indexed", "flushed and indexed", "flushed and drained"],
 )
-def test_everything_is_there_once(crash: Crash, between: str, drain_interval: float, interval_ns: int) -> None:
+def test_each_event_is_recovered_once(crash: Crash, between: str, drain_interval: float, interval_ns: int) -> None:
     """Whether events were drained, journaled, indexed, or neither: each is recovered once, with its arguments and step. Open spans
     have their place in the tree, and their self time is what their children leave."""
     program = (

@@ -212,7 +212,7 @@ def test_accounts_of_a_worker_that_records_too_much(process_tree: ProcessTree) -
     assert process_tree.spans() == {("worker", "many"): drained}
 
 
-def test_nothing_piles_up_while_nothing_is_recorded(process_tree: ProcessTree) -> None:
+def test_files_of_ended_workers_are_removed_without_a_window(process_tree: ProcessTree) -> None:
     """Files of processes that joined and ended are removed, however long no window comes."""
     process_tree.of("""
     def work(number):

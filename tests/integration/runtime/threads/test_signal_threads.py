@@ -68,7 +68,7 @@ profiler.close()
     ends(ELSEWHERE + HOLDER + script, tmp_path, code=0)
 
 
-def test_it_is_restored_with_the_last_profiler(tmp_path: Path) -> None:
+def test_the_signal_handler_is_restored_with_the_last_profiler(tmp_path: Path) -> None:
     """Wherever each is opened and closed, and at once on several threads."""
     ends(
         ELSEWHERE

@@ -216,7 +216,7 @@ def total(limits: MemoryLimits, exporters: int) -> int:
         Options(ring_bytes=4096, inbox_bytes=1, queue_bytes=1),
     ],
 )
-def test_all_together_fit(options: Options, exporters: int) -> None:
+def test_the_limits_of_all_parts_fit_into_the_memory(options: Options, exporters: int) -> None:
     """All parts fit for any options, and each has room."""
     limits = memory_limits(options, exporters)
     assert total(limits, exporters) <= options.memory_bytes

@@ -89,7 +89,7 @@ def test_arguments(job: Job, caplog: pytest.LogCaptureFixture, monkeypatch: pyte
 
 
 @pytest.mark.checklist("A27", "A28", "A31", "A32", "B18")
-def test_one_step(job: Job, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_window_of_one_step(job: Job, caplog: pytest.LogCaptureFixture) -> None:
     """start = stop = 10 records exactly one step, under a name that says so; log and trace tell of it, with the same facts."""
     with caplog.at_level(logging.INFO, "stepscope"):
         monitor = job.monitor()
@@ -121,7 +121,7 @@ def test_one_step(job: Job, caplog: pytest.LogCaptureFixture) -> None:
 
 
 @pytest.mark.checklist("A16", "A5", "B17")
-def test_where_the_file_says(job: Job) -> None:
+def test_the_file_overrides_the_directory_and_the_mode(job: Job) -> None:
     """`prof_path` takes the place of `output_path`, and `analyse` that of `analyse_mode`, as in MindSpore's own file."""
     monitor = job.monitor()
     elsewhere = job.path / "elsewhere"
@@ -258,7 +258,7 @@ def test_a_bad_file(job: Job, caplog: pytest.LogCaptureFixture) -> None:
 
 
 @pytest.mark.checklist("A20", "A21", "F9")
-def test_nothing_is_shared(job: Job) -> None:
+def test_monitors_of_one_host_share_no_memory_and_no_process(job: Job) -> None:
     """Two monitors of one host read the same file by a thread of the process; there is neither process nor memory of
     theirs, unrelated jobs see nothing of each other, and nothing is left."""
     before = mapped(), children(os.getpid())
