@@ -1,4 +1,4 @@
-"""A program that uses profilers of torch itself while stepscope records: `torch_slot.py MODE DIRECTORY CASE...`.
+"""A program that uses profilers of torch itself while stepscope records: `torch_own_profilers.py MODE DIRECTORY CASE...`.
 
 Prints, for each case, a line of JSON: how often each operator is in stepscope's trace, and stepscope's report. Exits with an
 error if one of the program's own profilers does not see what it should.
