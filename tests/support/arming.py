@@ -15,7 +15,7 @@ from stepscope.runtime.requests.armed import Armed
 from stepscope.runtime.requests.command import Command
 
 SOCKET = sc.Control(socket=True)
-"""By which the operator reaches a door."""
+"""The entry point through which tests request windows."""
 
 
 def arm_here(steps: int = 2) -> Armed:

@@ -181,7 +181,7 @@ def test_keep_last_records_always(tmp_path: Path) -> None:
 
 
 def test_a_callback_without_its_framework_names_the_package() -> None:
-    """Importing stepscope loads none of them; importing the front door says how to get it."""
+    """Importing stepscope loads none of them; importing a callback says how to get its framework."""
     program = """
 import importlib, sys, stepscope
 for name in ("lightning", "transformers", "accelerate", "keras", "composer"):

@@ -1,4 +1,4 @@
-"""Data of machines and devices in MindSpore's front door: counters, floating-point operations, kernels, directories of ranks."""
+"""Data of machines and devices in the replacement of MindSpore's profiler: counters, floating-point operations, kernels, directories of ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Products of the front door for MindSpore for a window: tables, timeline, memory, stacks, and answers about operators."""
+"""Files that the replacement of MindSpore's profiler writes for a window: tables, timeline, memory, stacks, and answers about operators."""
 
 from __future__ import annotations
 

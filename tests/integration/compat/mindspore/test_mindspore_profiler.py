@@ -298,7 +298,7 @@ def test_a_path_that_cannot_be_written(tmp_path: Path) -> None:
     ],
 )
 def test_kinds_of_errors(kind: type[Exception], base: type[Exception]) -> None:
-    """Each is found by its family, and by what Python calls the like; the front door has those that it raises."""
+    """An `except` for the profiler's exceptions catches each, as one for Python's own type does; `stepscope.mindspore` has all."""
     assert issubclass(kind, errors.ProfilerException) and issubclass(kind, base)
     assert getattr(mindspore, kind.__name__) is kind
 

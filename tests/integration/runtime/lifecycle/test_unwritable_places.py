@@ -45,7 +45,7 @@ def run(command: list[str], cwd: Path, **variables: str) -> subprocess.Completed
 
 
 def test_a_working_directory_that_cannot_be_written(read_only: Path, tmp_path: Path) -> None:
-    """Every front door takes another place; that is reported once, with the place."""
+    """Every replacement chooses another directory, and reports it once."""
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     command = unprivileged([sys.executable, str(FIELD / "default_outputs.py")])
