@@ -17,7 +17,7 @@ import stepscope as sc
 from stepscope.backends.simulated.scripted import Deliver, Span, make_block
 from stepscope.runtime.sources.sink import Sink
 from tests.support.basics import ROOT
-from tests.support.collecting import until
+from tests.support.collecting import wait_until
 from tests.support.launch import run_to_end
 from tests.support.logged_backends import LoggedBackend
 
@@ -199,7 +199,7 @@ def test_recorded_events_are_delivered_while_a_bound_backend_blocks_closing(outp
     profiler = sc.trace(backends=[backend], exporters=[memory], output_dir=output_dir, options=ALWAYS_LATE)
 
     def look() -> None:
-        until(lambda: memory.windows)
+        wait_until(lambda: memory.windows)
         assert memory.names().count("work") == 1
         assert not memory.closed
 

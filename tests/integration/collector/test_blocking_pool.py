@@ -28,7 +28,7 @@ from stepscope.exporters.stream import protocol
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.records import WindowOpened, encode_record, run_record
 from tests.support.basics import poll
-from tests.support.collecting import ask, until
+from tests.support.collecting import send_request, wait_until
 from tests.support.collectors import answer, collecting, connected, send_frames
 from tests.support.messages import refused
 from tests.support.streams import STREAM, SYNC, frames, frames_header, hello
@@ -149,15 +149,15 @@ async def test_lines_that_cannot_be_written_are_reported(tmp_path: Path) -> None
     async with Collector(CollectorSettings(directory=tmp_path, port=0)).serving() as url:
 
         def unwritten() -> int:
-            return int(ask(f"{url}/v1/job").json()["unwritten_lines"])
+            return int(send_request(f"{url}/v1/job").json()["unwritten_lines"])
 
-        await asyncio.to_thread(until, lambda: unwritten() == 1)
-        text = (await asyncio.to_thread(ask, f"{url}/metrics")).body.decode()
+        await asyncio.to_thread(wait_until, lambda: unwritten() == 1)
+        text = (await asyncio.to_thread(send_request, f"{url}/metrics")).body.decode()
         assert "stepscope_unwritten_audit_lines_total 1.0" in text
     (tmp_path / "audit.jsonl").rmdir()
     os.mkfifo(tmp_path / "audit.jsonl")
     async with Collector(CollectorSettings(directory=tmp_path, port=0)).serving() as url:
-        assert (await asyncio.to_thread(ask, f"{url}/healthz")).status == 200
+        assert (await asyncio.to_thread(send_request, f"{url}/healthz")).status == 200
     reading = os.open(tmp_path / "audit.jsonl", os.O_RDONLY | os.O_NONBLOCK)
     await poll(lambda: not any(thread.name == "stepscope disk" for thread in threading.enumerate()))
     os.close(reading)

@@ -33,8 +33,8 @@ from stepscope.runtime.events.record import Block, EventBatch, Kind, empty_block
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.records import run_record
 from tests.support.basics import poll, require
-from tests.support.collecting import ask, trained, until
 from tests.support.collecting import collecting as collecting_apart
+from tests.support.collecting import send_request, trained, wait_until
 from tests.support.collectors import answer, collecting, connected, send_frames, welcomed
 from tests.support.journals import events_payloads
 from tests.support.messages import refused
@@ -114,9 +114,9 @@ def test_connections_leave_files_for_streams(tmp_path: Path) -> None:
         for made in idle:
             with contextlib.suppress(ConnectionError):
                 made.sendall(b"GET /")
-        assert ask(f"{collector.url}/healthz").status == 200
+        assert send_request(f"{collector.url}/healthz").status == 200
         trained(collector.url, 0)
-        until(lambda: collector.get("/v1/job")["ended"])
+        wait_until(lambda: collector.get("/v1/job")["ended"])
         for made in idle:
             made.close()
         assert "there can be 34 streams and 17 other connections" in collector.stop()[1]

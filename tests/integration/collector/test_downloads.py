@@ -27,7 +27,7 @@ from stepscope.collector.web import web_protocols
 from stepscope.exporters.stream import protocol
 from stepscope.runtime.errors import INCOMPLETE
 from tests.support.basics import children, poll
-from tests.support.collecting import ask, until
+from tests.support.collecting import send_request, wait_until
 from tests.support.collectors import answer, collecting, connected
 from tests.support.messages import refused
 from tests.support.streams import STREAM, frames, frames_header, hello
@@ -231,7 +231,7 @@ def test_its_process_ends_with_the_collector(tmp_path: Path) -> None:
         except (FileNotFoundError, ProcessLookupError):
             return "gone"
 
-    until(lambda: state() in ("gone", "Z", "X"))
+    wait_until(lambda: state() in ("gone", "Z", "X"))
     assert left(tmp_path)
     Downloads(tmp_path).clear()
     assert not (tmp_path / "downloads").exists()
@@ -322,5 +322,5 @@ async def test_abandoned_downloads_are_not_read(tmp_path: Path) -> None:
                 client.close()
             url = f"http://127.0.0.1:{running.port}{address.format(1)}"
             await poll(lambda: not running.server.server_state.connections)
-            assert (await asyncio.to_thread(ask, url)).json()["left_out"] == 0
+            assert (await asyncio.to_thread(send_request, url)).json()["left_out"] == 0
             assert len(processes) < len(clients) / 2

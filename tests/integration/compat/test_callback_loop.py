@@ -21,7 +21,7 @@ import stepscope as sc
 from stepscope.compat.frameworks.loop import MAX_ERRORS, Loop, TracingCallback, stores_errors
 from stepscope.compat.frameworks.loop_settings import LoopArguments, LoopSettings
 from stepscope.runtime.events.record import Kind
-from tests.support.arming import SOCKET, arm_here, say_in_environment
+from tests.support.arming import SOCKET, arm_here, set_options_in_environment
 from tests.support.basics import ROOT
 from tests.support.frameworks import Runs, check_verdict, steps
 from tests.support.messages import check_messages, refused
@@ -257,7 +257,7 @@ def test_windows_on_demand_replace_only_the_default_schedule(tmp_path: Path, mon
     recorded: list[list[tuple[int, ...]]] = []
     for chosen in ({"control": SOCKET}, {"control": SOCKET, "schedule": cycle}, {}, {"schedule": cycle}):
         if "control" not in chosen:
-            say_in_environment(monkeypatch, control={"socket": True})
+            set_options_in_environment(monkeypatch, control={"socket": True})
         memory = sc.exporters.MemoryExporter()
         loop = Loop(settings_of(tmp_path, exporters=[memory], **chosen), "x")
         loop.open("fit")

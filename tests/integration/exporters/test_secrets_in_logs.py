@@ -20,7 +20,7 @@ from stepscope.exporters.stream.transport import LinkSettings
 from stepscope.runtime.errors import BrokenError
 from stepscope.runtime.loop_threads.ending_tasks import end_tasks
 from tests.support.basics import poll, require
-from tests.support.collecting import until
+from tests.support.collecting import wait_until
 from tests.support.collectors import Process, collecting, free_port, journals
 from tests.support.collectors import spans_whole as whole
 from tests.support.messages import refused
@@ -111,7 +111,7 @@ async def test_secrets_for_nats(way: str, logged: pytest.LogCaptureFixture, tmp_
         options = ("--from", server.url, *access.options())
         collector = Process(tmp_path / "collected", free_port(), *options, program=(LOGGING, str(log)))
         try:
-            await asyncio.to_thread(until, lambda: any(map(whole, journals(tmp_path / "collected"))))
+            await asyncio.to_thread(wait_until, lambda: any(map(whole, journals(tmp_path / "collected"))))
         finally:
             collector.end()
     written = log.read_text()

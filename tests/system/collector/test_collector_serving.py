@@ -34,7 +34,7 @@ from stepscope.collector.web import web_protocols
 from stepscope.exporters.stream import protocol
 from tests.support.basics import poll
 from tests.support.certificates import certify
-from tests.support.collecting import ask, collecting, training
+from tests.support.collecting import collecting, send_request, training
 from tests.support.collectors import COMMAND, Process, answer, connected, free_port, journals, send_frames
 from tests.support.collectors import collecting as collecting_here
 from tests.support.collectors import spans as spans_of
@@ -119,12 +119,12 @@ async def test_serving_in_a_program(tmp_path: Path) -> None:
     )
     for _ in range(2):
         async with Collector(CollectorSettings(directory=tmp_path, port=0)).serving() as url:
-            assert (await asyncio.to_thread(ask, f"{url}/healthz")).json() == {"status": "ok"}
+            assert (await asyncio.to_thread(send_request, f"{url}/healthz")).json() == {"status": "ok"}
             with refused(DirectoryInUseError, os.getpid(), tmp_path):
                 async with Collector(CollectorSettings(directory=tmp_path, port=0)).serving():
                     pass
         with pytest.raises(OSError):
-            await asyncio.to_thread(ask, f"{url}/healthz")
+            await asyncio.to_thread(send_request, f"{url}/healthz")
     after = (
         logging.getLogger().handlers[:],
         logging.getLogger("uvicorn.error").level,

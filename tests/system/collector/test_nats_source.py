@@ -19,8 +19,8 @@ from stepscope.exporters.specimens import batch_of, run_in, spans
 from stepscope.exporters.stream import protocol
 from stepscope.exporters.stream.transport import LinkSettings
 from tests.support.basics import poll
-from tests.support.collecting import ask, collecting, until
-from tests.support.jetstreams import NAMES, Publisher, connected, jetstream, whole
+from tests.support.collecting import collecting, send_request, wait_until
+from tests.support.jetstreams import NAMES, Publisher, connected, jetstream, publish_stream
 from tests.support.nats import NatsServer
 from tests.support.nats_sources import ingesting
 
@@ -45,7 +45,7 @@ async def test_a_server_that_comes_later(server: NatsServer, tmp_path: Path) -> 
         server.start()
         async with jetstream(server.url) as context:
             publisher = Publisher(context)
-            await whole(publisher)
+            await publish_stream(publisher)
             await poll(lambda: source.ended(publisher.stream))
         await poll(lambda: not source.nats.view().problem)
 
@@ -104,12 +104,12 @@ async def test_an_ended_stream_is_not_taken_again(server: NatsServer, tmp_path: 
     async with jetstream(server.url) as context:
         first, second = Publisher(context), Publisher(context)
         async with ingesting(tmp_path / "one", server.url) as one:
-            await whole(first)
+            await publish_stream(first)
             await poll(lambda: one.ended(first.stream) and not one.nats.view().streams)
         assert await layout.keys(context, NAMES.leases) == set()
         assert (await context.stream_info(NAMES.stream)).state.messages == 2
         async with ingesting(tmp_path / "other", server.url) as other:
-            await whole(second)
+            await publish_stream(second)
             await poll(lambda: other.ended(second.stream) and not other.nats.view().streams)
             assert other.stored() == {second.stream}
         await (await context.key_value(NAMES.ended)).delete(first.names.key)
@@ -163,7 +163,7 @@ async def test_messages_that_name_no_stream(server: NatsServer, tmp_path: Path) 
         good = Publisher(context)
         for subject in ("frames.3.nobody", f"frames.{(partition_of(good.stream) + 1) % PARTITIONS}.{good.stream}"):
             await context.publish(f"stepscope.default.job.{subject}", b"")
-        await whole(good)
+        await publish_stream(good)
         await poll(lambda: source.ended(good.stream))
         await poll(lambda: source.nats.view().malformed_messages == 2)
         async with connected(server.url) as client:
@@ -192,9 +192,9 @@ def test_malformed_messages_are_shown(server: NatsServer, tmp_path: Path) -> Non
 
     stream = asyncio.run(publish())
     with collecting(tmp_path / "collected", "--from", server.url) as collector:
-        until(lambda: collector.get("/v1/job")["nats"]["malformed_messages"] == 3)
-        until(lambda: collector.get("/v1/job")["ended"] == 1)
-        text = ask(f"{collector.url}/metrics").body.decode()
+        wait_until(lambda: collector.get("/v1/job")["nats"]["malformed_messages"] == 3)
+        wait_until(lambda: collector.get("/v1/job")["ended"] == 1)
+        text = send_request(f"{collector.url}/metrics").body.decode()
         assert "stepscope_nats_malformed_messages_total 3.0" in text and "stepscope_nats_up 1.0" in text
         _, log = collector.stop()
     assert sum(stream in line and "claims" in line for line in log.splitlines()) == 3

@@ -23,7 +23,7 @@ from stepscope.exporters.stream import protocol
 from stepscope.runtime.errors import OutputError
 from tests.integration.collector.test_merge import syncs_of
 from tests.support.basics import poll
-from tests.support.collecting import ask, collecting, trained, until
+from tests.support.collecting import collecting, send_request, trained, wait_until
 from tests.support.collectors import answer, connected
 from tests.support.messages import check_messages, refused
 from tests.support.object_stores import HangingStore, Stream, contents, following
@@ -58,13 +58,13 @@ def test_a_collector_that_is_killed_in_the_middle_goes_on(collected: Path, tmp_p
         with collecting(collected, "--upload", f"file://{remote}") as collector:
             if kills < 3:
                 wanted = kills * 40 + 1
-                until(lambda: len(list(remote.rglob("journal*"))) >= wanted)  # noqa: B023
+                wait_until(lambda: len(list(remote.rglob("journal*"))) >= wanted)  # noqa: B023
                 collector.process.send_signal(signal.SIGKILL)
                 collector.process.wait()
                 there = contents(remote)
                 assert all(there[name] == made[name] for name in there.keys() & made.keys())
             else:
-                upload = until(lambda: (u := collector.get("/v1/job")["upload"])["complete"] == 60 and u)
+                upload = wait_until(lambda: (u := collector.get("/v1/job")["upload"])["complete"] == 60 and u)
                 assert (upload["streams"], upload["waiting_bytes"], upload["problem"]) == (60, 0, "")
                 assert upload["url"] == f"file://{remote}" and upload["at_ns"] != 0
     there = contents(remote)
@@ -200,11 +200,11 @@ def test_an_upload_follows_streams_that_grow(tmp_path: Path) -> None:
         for stream in streams:
             stream.end()
         trained(collector.url, 0)
-        until(lambda: collector.get("/v1/job")["upload"]["complete"] == 1)
-        text = ask(f"{collector.url}/metrics").body.decode()
+        wait_until(lambda: collector.get("/v1/job")["upload"]["complete"] == 1)
+        text = send_request(f"{collector.url}/metrics").body.decode()
         assert "stepscope_upload_waiting_bytes 0.0" in text and "stepscope_uploaded_bytes_total" in text
         made = {name: data for name, data in contents(collected / "streams").items() if "/journal" in name}
-        until(lambda: made.items() <= contents(remote).items())
+        wait_until(lambda: made.items() <= contents(remote).items())
 
 
 def line(stream: IO[str] | None) -> str:

@@ -19,7 +19,7 @@ from stepscope.exporters.specimens import batch_of, run_in, spans
 from stepscope.exporters.stream.transport import LinkSettings
 from stepscope.runtime.loop_threads.ending_tasks import end_tasks
 from tests.support.basics import missing, poll, require
-from tests.support.collecting import collecting, until
+from tests.support.collecting import collecting, wait_until
 from tests.support.collectors import COMMAND, journals, spans_whole
 from tests.support.launch import run_to_end
 from tests.support.messages import refused
@@ -104,7 +104,7 @@ async def stopped(exporter: NatsExporter) -> None:
 def check_access(directory: Path, url: str, *options: str) -> None:
     """Takes the stream with the command, with these options."""
     with collecting(directory, "--from", url, *options) as collector:
-        until(lambda: any(spans_whole(path) for path in journals(directory)))
+        wait_until(lambda: any(spans_whole(path) for path in journals(directory)))
         assert collector.get("/v1/job")["nats"]["connected"]
 
 

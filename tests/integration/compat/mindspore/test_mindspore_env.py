@@ -15,7 +15,7 @@ from stepscope.compat.mindspore.sources.backends import counters_refusal
 from stepscope.compat.mindspore.sources.device import DeviceTarget
 from stepscope.mindspore import DynamicProfilerMonitor, EnvProfiler
 from tests.support import mindspore_output as output
-from tests.support.arming import say_in_environment
+from tests.support.arming import set_options_in_environment
 from tests.support.basics import ROOT
 from tests.support.launch import run_to_end
 
@@ -150,7 +150,7 @@ def test_an_empty_environment_records_nothing() -> None:
 def test_the_environment_does_not_replace_the_monitors_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps are those of the file; the environment says where windows go, and may turn them all off."""
     said = tmp_path / "said"
-    say_in_environment(monkeypatch, schedule={"wait": 1, "active": 1}, output_dir=str(said))
+    set_options_in_environment(monkeypatch, schedule={"wait": 1, "active": 1}, output_dir=str(said))
     (tmp_path / "cfg").mkdir()
     (tmp_path / "cfg" / "profiler_config.json").write_text('{"start_step": 2, "stop_step": 4, "analyse_mode": 0}')
     monitor = DynamicProfilerMonitor(tmp_path / "cfg", tmp_path / "out")
@@ -159,7 +159,7 @@ def test_the_environment_does_not_replace_the_monitors_file(tmp_path: Path, monk
     (directory,) = output.windows_below(said)
     assert directory.parent.name.endswith("_start2_stop4") and output.steps_of(directory) == [2, 3, 4]
     assert not (tmp_path / "out").exists()
-    say_in_environment(monkeypatch, enabled=False)
+    set_options_in_environment(monkeypatch, enabled=False)
     off = DynamicProfilerMonitor(tmp_path / "cfg", tmp_path / "out")
     output.loop(6, lambda _: None, lambda _: off.step())
     off.close()

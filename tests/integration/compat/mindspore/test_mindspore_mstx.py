@@ -69,8 +69,8 @@ for _ in range(3):
     mstx.range_end(123_456_789)
 numbers.append(mstx.range_start("x", None, ""))
 mstx.range_end(0)
-tell(numbers)
-tell(messages())
+print_json(numbers)
+print_json(messages())
 """
     )
     assert numbers == [0, 0, 0, 0]
@@ -86,7 +86,7 @@ def test_a_range_belongs_to_its_domain() -> None:
     with recording() as log:
         number = mstx.range_start("one", None, "mine")
         mstx.range_end(number)
-        assert log.take() == 0
+        assert log.drain() == 0
         mstx.range_end(number, "mine")
         mstx.range_end(number, "mine")
     assert len(log.spans) == 1
@@ -102,9 +102,9 @@ def test_ranges_that_are_never_ended() -> None:
         SAYING
         + f"""
 numbers = {{mstx.range_start("leak") for _ in range({MAX_OPEN})}}
-tell(len(numbers - {{0}}))
-tell(mstx.range_start("one more"))
-tell(messages())
+print_json(len(numbers - {{0}}))
+print_json(mstx.range_start("one more"))
+print_json(messages())
 """
     )
     assert (begun, last) == (MAX_OPEN, 0)

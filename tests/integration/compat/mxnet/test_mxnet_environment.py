@@ -18,7 +18,7 @@ import pytest
 import stepscope
 from stepscope import mxnet
 from tests.support import nvml, nvtx_receiver
-from tests.support.arming import SOCKET, arm_here, say_in_environment
+from tests.support.arming import SOCKET, arm_here, set_options_in_environment
 from tests.support.basics import require
 from tests.support.launch import run_to_end
 from tests.support.messages import check_messages, refused
@@ -349,7 +349,7 @@ def tasks(path: Path) -> list[str]:
 @pytest.mark.checklist("B6")
 def test_the_environment_has_steps_recorded(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In place of the program's schedule; each recording of the process has a directory of its own where it says."""
-    say_in_environment(monkeypatch, window={"start_step": 2, "steps": 2}, output_dir=str(here / "said"))
+    set_options_in_environment(monkeypatch, window={"start_step": 2, "steps": 2}, output_dir=str(here / "said"))
     for name, place in (("one.json", here / "said"), ("two.json", here / "said" / "mxnet-2")):
         mxnet.set_config(filename=name, output_dir=str(here / "programs"))
         train(6)

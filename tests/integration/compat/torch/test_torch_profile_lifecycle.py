@@ -19,7 +19,7 @@ import stepscope as sc
 import stepscope.torch as ours
 from stepscope.compat.torch.activities import ProfilerActivity as OwnActivity
 from stepscope.runtime.errors import ControlError, OutputError, ProfilerStateError
-from tests.support.arming import SOCKET, arm_here, say_in_environment
+from tests.support.arming import SOCKET, arm_here, set_options_in_environment
 from tests.support.messages import check_messages, refused
 from tests.support.operators import cpu, torch
 
@@ -433,7 +433,7 @@ def test_an_operator_has_steps_recorded(mode: Any) -> None:
 @pytest.mark.checklist("B6")
 def test_the_environment_has_steps_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In place of the program's schedule; each run of the process has a directory of its own where it says."""
-    say_in_environment(
+    set_options_in_environment(
         monkeypatch,
         schedule={"wait": 2, "active": 2, "repeat": 1},
         output_dir=str(tmp_path / "said"),

@@ -225,7 +225,7 @@ def test_fork(output_dir: Path) -> None:
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         profiler.save("parent")
         profiler.close()
-        tell([code, sorted(os.listdir({str(output_dir / "windows")!r}))])
+        print_json([code, sorted(os.listdir({str(output_dir / "windows")!r}))])
         """
     )
     assert report == [0, ["000000-step5-parent.journal"]]

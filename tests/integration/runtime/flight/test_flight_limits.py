@@ -275,7 +275,7 @@ def test_full_session_directory(small_disk: Path, output_dir: Path) -> None:
         said = any("not safe from a kill" in note for note in profiler.diagnostics())
         profiler.save("full")
         profiler.close()
-        tell([heap > 0, said])
+        print_json([heap > 0, said])
         """,
         options=f"ring_slots=1024, session_dir={str(small_disk)!r}",
     )

@@ -204,7 +204,7 @@ def test_memory_of_the_address_space() -> None:
         import resource
         from stepscope.runtime.flight.triggers.memory_high import ProcessMemory
         resource.setrlimit(resource.RLIMIT_AS, (1 << 40, 1 << 40))
-        tell([usage.what for usage in ProcessMemory().read() if usage.limit == 1 << 40])
+        print_json([usage.what for usage in ProcessMemory().read() if usage.limit == 1 << 40])
         """
     )
     assert report == ["address space (RLIMIT_AS)"]
