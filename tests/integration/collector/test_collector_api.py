@@ -20,7 +20,7 @@ from tests.support.basics import ROOT, require
 from tests.support.collecting import CollectorProcess, collecting, send_request, trained, training, wait_until
 
 
-def ended(*numbers: int) -> Callable[[dict[int, Any]], bool]:
+def all_ended(*numbers: int) -> Callable[[dict[int, Any]], bool]:
     """Whether these ranks have ended, and are all that there are."""
     return lambda ranks: set(ranks) == set(numbers) and all(view["state"] == "ended" for view in ranks.values())
 
@@ -32,7 +32,7 @@ def test_ranks_are_shown_as_they_train(tmp_path: Path) -> None:
         running = [training(collector.url, rank, seconds=seconds, world=4) for rank, seconds in enumerate(speeds)]
         with running[0], running[1], running[2]:
             collector.when(lambda ranks: any(view["state"] == "connected" for view in ranks.values()))
-            ranks = collector.when(ended(0, 1, 2))
+            ranks = collector.when(all_ended(0, 1, 2))
         for rank, view in ranks.items():
             assert (view["step"], view["windows"], view["incarnation"], view["dropped"]) == (29, 3, 1, 0)
             assert view["step_ms"] > 1000 * speeds[rank]
@@ -59,7 +59,7 @@ def test_the_state_comes_back_after_the_collector_was_killed(tmp_path: Path) -> 
     """The collector reads its state from the files again; a rank that goes on counts each event once."""
     with collecting(tmp_path) as collector:
         trained(collector.url, 0)
-        before = collector.when(ended(0))[0]
+        before = collector.when(all_ended(0))[0]
         chart = collector.get("/v1/steps?range=all&ranks=job-0")
         collector.process.kill()
     with collecting(tmp_path) as collector:
@@ -77,7 +77,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A collector with a rank that has ended."""
     with collecting(tmp_path_factory.mktemp("collector")) as collector:
         trained(collector.url, 0)
-        collector.when(ended(0))
+        collector.when(all_ended(0))
         yield collector
 
 

@@ -42,7 +42,7 @@ def collected(tmp_path: Path) -> Path:
     return tmp_path / "collected"
 
 
-async def ended(task: asyncio.Task[None]) -> None:
+async def cancel(task: asyncio.Task[None]) -> None:
     """Cancels a task and waits for its end."""
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
@@ -107,7 +107,7 @@ async def test_a_store_that_fails_is_reported_and_asked_again(
         await poll(lambda: uploading.view().complete == 3)
         await poll(lambda: "not a stepscope journal" in uploading.view().problem)
         await asyncio.sleep(0.1)
-        await ended(task)
+        await cancel(task)
     logged = [record.getMessage() for record in caplog.records]
     assert len(logged) == 2 and "in the way" not in logged[0] and "not a stepscope journal" in logged[1]
     there = {name for name in contents(collected / "streams") if bad.id not in name}
@@ -135,7 +135,7 @@ async def test_any_error_of_a_store_is_reported_and_over_the_next_time(
         task = asyncio.create_task(uploading.run())
         await poll(lambda: "StrangeError: no route" in uploading.view().problem)
     await poll(lambda: uploading.view().complete == 1 and not uploading.view().problem)
-    await ended(task)
+    await cancel(task)
 
 
 def test_a_wrong_url_is_refused_at_once_and_no_password_shown(tmp_path: Path) -> None:

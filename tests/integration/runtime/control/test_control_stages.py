@@ -124,7 +124,7 @@ import os, sys, time
 import stepscope
 from stepscope import CollectorExporter, Control
 directory, url, rank = sys.argv[1], sys.argv[2], int(sys.argv[3])
-def said(name):
+def is_notified(name):
     return any(os.path.exists(f"{directory}/{each}") for each in (name, f"{name}-{rank}", "stop"))
 for stage in sys.argv[4:]:
     def ready(window, stage=stage):
@@ -134,7 +134,7 @@ for stage in sys.argv[4:]:
     with stepscope.trace(control=Control(collector=True), exporters=[CollectorExporter(url)], rank=rank, name="job",
                          output_dir=f"{directory}/run", on_trace_ready=ready, metadata={"stage": stage},
                          options=stepscope.Options(drain_interval=0.05)) as profiler:
-        while not said(f"end-{stage}"):
+        while not is_notified(f"end-{stage}"):
             with stepscope.span("work"):
                 time.sleep(0.002)
             profiler.step()
