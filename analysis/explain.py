@@ -203,7 +203,7 @@ ECHOES = {
         "program-waits",
     ),
 }
-"""By finding, those that it explains: they are other views of the same cause, and are left out."""
+"""The findings that each finding explains, by its id: they show the same cause in another way, and are left out."""
 
 DEVICE_IDLE_CAUSES = {
     "slow-rank",

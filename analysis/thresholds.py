@@ -32,7 +32,7 @@ MOST_HANDOVER_NS = 3_000_000
 SLOW_ITEM = 5.0
 """Times the usual time of an item from which on an item is slow."""
 SLOW_ITEM_NS = 1_000_000
-"""By how much it must be longer as well."""
+"""The least excess of a slow item."""
 BUSIER = 2.0
 """Times the usual processor time of a batch from which on its slow item does not only wait for a processor."""
 FEWEST_SLOW_ITEMS = 3

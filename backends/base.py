@@ -95,6 +95,6 @@ class Adjustable(Protocol):
         ...
 
     def choose(self, chosen: Mapping[str, bool]) -> None:
-        """For windows that begin from now on, until the next call: what is named is switched on or off, everything else is
-        as the backend was made. Called where `transition` is called."""
+        """Chooses for windows that begin from now on, until the next call: the named kinds are switched on or
+        off, everything else is as the backend was made. Called where `transition` is called."""
         ...

@@ -16,7 +16,7 @@ class Delivery(msgspec.Struct, frozen=True):
     """One call of `Sink.deliver`, or the statement of a watermark (then without events)."""
 
     at: int
-    """When it came, in ns."""
+    """Time of the call, in ns."""
     events: Block
     args: bytes
     watermark: int | None

@@ -44,7 +44,7 @@ class Case(msgspec.Struct, frozen=True):
     deadline: float = 5.0
     """Seconds for the watermark to pass the end of a window, and for `aclose`."""
     tolerance: int = 1_000_000
-    """How far the times of events may be off, in ns: what the backend's clock is known to."""
+    """The largest error of the times of events, in ns: that of the backend's clock."""
     silent: bool = False
     """True if it need not deliver any event."""
 
@@ -191,7 +191,7 @@ def _check_deliveries(at: Stage, times: list[int], windows: int) -> None:
 
 
 def check_names(case: Case) -> None:
-    """It is a `Backend`, and says what it is before it is opened."""
+    """It is a `Backend`, and has its names and flags before it is opened."""
     backend = case.factory()
     lacks = lacking(backend, Backend)
     assert not lacks, f"{backend!r} lacks {lacks}, see stepscope.backends.Backend"

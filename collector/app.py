@@ -103,7 +103,7 @@ class Collector:
         self.clock = ServerClock()
         self.audit = Audit(settings.directory)
         self.disk = BlockingPool(THREADS)
-        """For what requests ask of it."""
+        """Runs the blocking reads of requests."""
         self.parts = BackgroundTasks()
         self.tickets = Tickets()
         # Nothing brakes a file that is being made: room for them is kept free.
@@ -333,7 +333,7 @@ class BackgroundTasks:
 
     def __init__(self) -> None:
         self._problems: dict[str, str] = {}
-        """Of each part; empty while it goes on, and when it is done."""
+        """The problem of each part; empty while the part runs, and after it is done."""
         self._closing = False
 
     @contextlib.asynccontextmanager

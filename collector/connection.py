@@ -31,7 +31,7 @@ log = logging.getLogger("stepscope.collector")
 REFUSAL_TIMEOUT = 2.0
 """Seconds in which a refusal must have been sent."""
 MAX_GATHER_MS = 2000
-"""How long small frames wait for more at most, in milliseconds: one for each rank."""
+"""The most milliseconds for which exporters gather small frames: one for each rank."""
 _MANY = 4096
 """Frames of a message from which on a thread checks them: it takes some microseconds for each."""
 _FEW_STEPS = 128
@@ -171,7 +171,7 @@ class Connection:
                             await self._send(answer)
 
     def _gather_ms(self, run: RunRecord) -> int:
-        """Of a small job everything comes at once; of one with 1,000 ranks, a message each second."""
+        """Milliseconds for which exporters gather small frames: as many as the job has ranks."""
         return min(max(self._streams.connected_now, run.world_size or 0), MAX_GATHER_MS)
 
     @contextlib.contextmanager

@@ -19,9 +19,9 @@ from stepscope.runtime.settings.checked import Checked
 STREAM_FILES = 3
 """Open files of a stream: its connection, its journal and where that ended."""
 READER_FILES = 2
-"""Of another connection: itself, and what it is sent."""
+"""Open files of another connection: itself, and the file that is sent to it."""
 OTHER_FILES = 64
-"""Of all the rest."""
+"""Open files of everything else."""
 LEAST_TOKEN = 16
 """Characters of a token with which others than this machine can be let in."""
 LEAST_DISK = 512 << 10
@@ -91,9 +91,9 @@ class CollectorSettings(Checked, frozen=True, kw_only=True, forbid_unknown_field
     nats_team: Team = DEFAULT_TEAM
     """Team whose streams are taken from there; those of other teams are not."""
     nats_access: NatsAccess = NatsAccess()
-    """How to get in there."""
+    """Credentials and certificates for these servers."""
     nats_limits: NatsLimits = NatsLimits()
-    """Of what JetStream keeps, if this collector is the first to use it."""
+    """Limits of the stream in JetStream, if this collector is the first to use it."""
     fsync: bool = False
     """Whether to wait for the disk before frames are confirmed: a machine that loses power keeps them then."""
     hello_timeout: PositiveFloat = 10.0

@@ -217,22 +217,22 @@ def end_range(range_id: RangeId | None) -> None:
 
 
 def range_push(msg: str) -> int:
-    """As `torch.cuda.nvtx.range_push`: `push_range(msg)`."""
+    """Calls `push_range(msg)`, under the name of `torch.cuda.nvtx`."""
     return push_range(msg)
 
 
 def range_pop() -> int:
-    """As `torch.cuda.nvtx.range_pop`: `pop_range()`."""
+    """Calls `pop_range()`, under the name of `torch.cuda.nvtx`."""
     return pop_range()
 
 
 def range_start(msg: str) -> RangeId:
-    """As `torch.cuda.nvtx.range_start`: `start_range(msg)`."""
+    """Calls `start_range(msg)`, under the name of `torch.cuda.nvtx`."""
     return start_range(msg)
 
 
 def range_end(range_id: RangeId) -> None:
-    """As `torch.cuda.nvtx.range_end`: `end_range(range_id)`."""
+    """Calls `end_range(range_id)`, under the name of `torch.cuda.nvtx`."""
     end_range(range_id)
 
 
@@ -320,23 +320,23 @@ class Domain:
         return name
 
     def push_range(self, attributes: EventAttributes | str | None = None, **keywords: Any) -> int:
-        """As the function `push_range`, of attributes or of keywords; keywords change attributes."""
+        """Calls `push_range` with this domain, with attributes or keywords; keywords change attributes."""
         return push_range(*self._values(attributes, keywords))
 
     def pop_range(self) -> int:
-        """As the function `pop_range`."""
+        """Calls `pop_range` with this domain."""
         return pop_range(self.name)
 
     def start_range(self, attributes: EventAttributes | str | None = None, **keywords: Any) -> RangeId:
-        """As the function `start_range`, of attributes or of keywords; keywords change attributes."""
+        """Calls `start_range` with this domain, with attributes or keywords; keywords change attributes."""
         return start_range(*self._values(attributes, keywords))
 
     def end_range(self, range_id: RangeId | None) -> None:
-        """As the function `end_range`."""
+        """Calls `end_range` with this domain."""
         end_range(range_id)
 
     def mark(self, attributes: EventAttributes | str | None = None, **keywords: Any) -> None:
-        """As the function `mark`, of attributes or of keywords; keywords change attributes."""
+        """Calls `mark` with this domain, with attributes or keywords; keywords change attributes."""
         mark(*self._values(attributes, keywords))
 
     def _values(

@@ -24,7 +24,7 @@ class Launch(msgspec.Struct):
 
     journals: list[Path]
     ranks: dict[int, str]
-    """By their numbers: the ids of their runs."""
+    """Ids of the runs of each rank, by its number."""
     began_ns: int
     """Unix time at which the last of its runs began."""
     job: str = ""

@@ -262,7 +262,7 @@ class _Marks:
                         self._found.setdefault((event.pid, event.tid), {})[int(digits)] = begin, begin + dur
 
     def steps(self, base_ns: int) -> list[Step]:
-        """In the order of their times."""
+        """Steps in the order of their times."""
         if not self._found:
             return []
         made = [

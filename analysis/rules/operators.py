@@ -116,7 +116,7 @@ def check_value_read_back(job: Job) -> list[Finding]:
 OPTIMIZER_STEP = re.compile(r"Optimizer\.step#(Adam|AdamW|SGD|Adagrad)\.step")
 """Spans of torch's optimizers that have a fused version, also for the CPU."""
 FUSED = "aten::_fused_"
-"""How the names of its operators begin."""
+"""Prefix of the names of its operators."""
 
 
 def optimizer_share(rank: RankSummary) -> float:

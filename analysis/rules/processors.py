@@ -44,7 +44,7 @@ def children_run(job: Job) -> float:
 
 
 def children_wait(job: Job) -> float:
-    """For how many processors child processes wait on average."""
+    """Number of processors for which child processes wait, on average."""
     return sum(_sum(rank, processor_demand.CHILDREN[1]) for rank in _on_main_host(job))
 
 
@@ -101,7 +101,7 @@ def _sum(rank: RankSummary, *names: str) -> float:
 
 
 def growth_per_ns(readings: list[tuple[int, float]]) -> float:
-    """By how much a counter grows in a ns, from its first to its last reading."""
+    """Growth of a counter per ns, from its first to its last reading."""
     (first, before), (last, after) = readings[0], readings[-1]
     return (after - before) / (last - first) if last > first else 0.0
 

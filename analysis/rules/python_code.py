@@ -186,7 +186,7 @@ def check_anomaly_detection(job: Job) -> list[Finding]:
 
 
 QUEUE = re.compile(r"\bget \([^)]*/(?:queue|multiprocessing/queues)\.py:\d+\)")
-"""Where a stack waits for an item of a queue, which other threads or processes fill."""
+"""The calls in which a thread waits for an item of a queue that other threads or processes fill."""
 MODULE = "<module>"
 """Name of a function that none is: code of a file itself."""
 

@@ -114,7 +114,7 @@ class SamplingBackend(ABC):
 
 
 class Reading(NamedTuple):
-    """One figure, as it was read."""
+    """A figure that was read."""
 
     name: str
     value: float
@@ -128,7 +128,7 @@ class CountingBackend(SamplingBackend):
     there is of it. Args: as of `SamplingBackend`."""
 
     category: ClassVar[str]
-    """Of the counters."""
+    """Category of the counters."""
     what: ClassVar[str] = "counters"
     """Which part of a window its samples are."""
 

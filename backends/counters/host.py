@@ -167,7 +167,7 @@ class _Group:
         return quota / period if quota is not None and quota > 0 and period else None
 
     def seconds(self) -> tuple[float, float]:
-        """Of processors that it used, and in which it had to wait because of the limit."""
+        """Seconds of processors that it used, and seconds in which it waited because of the limit."""
         if self._old:
             return (number(self._usage) or 0) / 1e9, field(self._stat, b"throttled_time") / 1e9
         return field(self._stat, b"usage_usec") / 1e6, field(self._stat, b"throttled_usec") / 1e6

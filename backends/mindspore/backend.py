@@ -206,7 +206,7 @@ class MindSporeBackend:
         self._put(_Recorded(directory, (self._anchor, ClockAnchor.read()), at, self._recorded["shapes"]))
 
     def _wait(self) -> None:
-        """Until MindSpore has run what it was given."""
+        """Waits until MindSpore has run its operators."""
         if not self._synchronize:
             return
         api: Any = sys.modules.get("mindspore.common.api")

@@ -245,7 +245,7 @@ class SimulatedDevice:
             self._pending.clear()
 
     def report(self) -> BackendReport:
-        """How the clock was mapped, and what was lost."""
+        """The mapping of the clock, and the losses."""
         counts = self._counts
         notes = ["a simulated device: nothing of this was measured"]
         if counts.lost:
@@ -346,7 +346,7 @@ class SimulatedDevice:
         self._counts = DeviceStatistics(*map(sum, zip(msgspec.structs.astuple(self._counts), counts, strict=True)))
 
     def _state_watermark(self, sink: Sink, device_clock: DeviceClock, now: int) -> None:
-        """Nothing that began before the oldest slot still on its way will come, but for the error of the clock."""
+        """States that nothing will come that began before the oldest slot on its way, but for the error of the clock."""
         slot_start = self._workload.slot_start
         waiting = [slot_start(buffer.recording.origin, buffer.first) for buffer in self._pending]
         if self._current is not None:

@@ -39,13 +39,13 @@ class RoundTrips(msgspec.Struct, frozen=True):
     """Round trips to one clock, in the order in which they were begun. All in ns."""
 
     sent: Times
-    """By the rank's clock, as are those of `returned`."""
+    """Times by the rank's clock, like `returned`."""
     arrived: Times
-    """By the collector's, as are those of `answered`."""
+    """Times by the collector's clock, like `answered`."""
     answered: Times
     returned: Times
     refused: int
-    """Those that contradict themselves: a clock ran backwards, or the record was damaged."""
+    """Round trips that contradict themselves: a clock ran backwards, or the record was damaged."""
 
     def __len__(self) -> int:
         return len(self.sent)
@@ -79,7 +79,7 @@ class RoundTrips(msgspec.Struct, frozen=True):
 
     @property
     def shortest(self) -> int:
-        """Which of them was on its way for the shortest time."""
+        """The index of the round trip that took the shortest time."""
         return int(((self.returned - self.sent) - (self.answered - self.arrived)).argmin())
 
     def halves(self) -> tuple[RoundTrips, RoundTrips]:

@@ -76,9 +76,9 @@ class LatestClock:
     def __init__(self, anchor: ClockAnchor) -> None:
         """Args: the rank's wall clock, which counts until there is a round trip."""
         self.first: int | None = None
-        """When the collector was asked first, ns of its clock; `None`: not yet."""
+        """The first reading of the collector's clock, in ns; `None` before it."""
         self.last = 0
-        """When it was asked last."""
+        """The last reading."""
         offset = anchor.wall_ns - anchor.monotonic_ns
         self.offset_ns = offset if abs(offset) < _FAR else 0
         """Unix time is the rank's monotonic time plus this."""

@@ -31,7 +31,7 @@ class Turns:
 
     @contextlib.asynccontextmanager
     async def one(self) -> AsyncGenerator[None]:
-        """One request has its turn inside.
+        """A context in which one request has its turn.
 
         Raises:
             ProblemError: 503 if too many wait already.
@@ -54,9 +54,9 @@ class ProcessBounds(msgspec.Struct, frozen=True, kw_only=True):
 
     memory_bytes: int = 4 << 30
     file_bytes: int = 0
-    """Of a file that it writes."""
+    """Largest size of a file that it writes; 0: no limit."""
     seconds: float = 1800.0
-    """Until it has ended, and of the processor's time."""
+    """Limit of its run time, and of its processor time."""
 
 
 @contextlib.asynccontextmanager

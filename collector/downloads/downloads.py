@@ -28,10 +28,10 @@ from stepscope.runtime.journal.segments import segment_paths
 log = logging.getLogger("stepscope.collector")
 
 THREADS = 4
-"""That look at files which are being made, and read them."""
+"""Threads that look at unfinished files and read them."""
 _LOOK_EVERY = 0.05
 _MAX_ERROR_TEXT = 300
-"""Of what the process says at its end, the last characters."""
+"""Last characters of a process's error output that an error message has."""
 _AROUND = 16 << 10
 """Bytes on disk of the directories in which a file lies, and of the rest of its last block."""
 _FIRST_PIECE = 1 << 16
@@ -68,9 +68,9 @@ class Download(msgspec.Struct, frozen=True, kw_only=True):
     """A kind of file that can be downloaded."""
 
     name: str
-    """In addresses, such as `chrome`."""
+    """Its name in addresses, such as `chrome`."""
     suffix: str
-    """Of the file's name, such as `.json.gz`."""
+    """Ending of the file's name, such as `.json.gz`."""
     command: Command
     """The arguments of Python that write it: of the streams, the window's index in the first (`None`: all) and the file."""
     grows: bool = True
@@ -117,10 +117,10 @@ class Downloads:
         self._turns = Turns("downloads")
         self._disk = BlockingPool(THREADS)
         self.of_rank = {name: of_one(name) for name in ("chrome", "perfetto")}
-        """Of a window of one stream."""
+        """Kinds of files with a window of one stream."""
         tables = [] if find_spec("pyarrow") is None else ["parquet"]
         self.of_all = {name: merged(name) for name in ("perfetto", "chrome", *tables)}
-        """Of a window of all ranks."""
+        """Kinds of files with a window of all ranks."""
 
     @property
     def most(self) -> int:
@@ -184,7 +184,7 @@ class Downloads:
 
 
 class _Pace:
-    """How fast a reader takes what it asked for: one could keep a file, and its turn, for ever."""
+    """Watches how fast a reader takes its file: a reader that stops would keep the file and the turn for ever."""
 
     def __init__(self, bounds: Bounds) -> None:
         self._bounds = bounds

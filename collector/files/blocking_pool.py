@@ -196,6 +196,6 @@ async def _wait_longer(task: asyncio.Future[Any]) -> None:
 
 
 def _log_error(task: asyncio.Future[Any]) -> None:
-    """Nobody else sees what it raises."""
+    """Logs an error that no caller sees."""
     if not task.cancelled() and (error := task.exception()) is not None:
         log.error("nobody waits for it any more: %s", error)

@@ -55,7 +55,7 @@ class SegmentFile(msgspec.Struct, frozen=True):
 
     @property
     def number(self) -> int:
-        """Of the segment."""
+        """Number of the segment."""
         return int(self.path.suffix[1:] or 0)
 
 
@@ -63,14 +63,14 @@ class DiskUse(msgspec.Struct, frozen=True):
     """Bytes on disk of what a collector has written to its directory."""
 
     streams: int
-    """Of all but what is made for downloads."""
+    """Bytes of everything but files for downloads."""
     downloads: int
     segments: dict[str, list[SegmentFile]]
     """The segments of each directory in that of the streams, in their order."""
 
     @property
     def total(self) -> int:
-        """Of everything."""
+        """Bytes of everything."""
         return self.streams + self.downloads
 
 

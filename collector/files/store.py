@@ -34,7 +34,7 @@ LEAST_MESSAGE = 64 << 10
 STREAM_OVERHEAD = 16 << 10
 """Bytes on disk that a stream takes besides its frames: its directory, where it ended, and the rest of the last block of each."""
 THREADS = 8
-"""That open and close streams' files."""
+"""Threads that open and close files of streams."""
 LEAVING = 30.0
 """Seconds that a connection has to let go of a stream that another one takes over."""
 
@@ -87,7 +87,7 @@ class Store:
         self._waiting = 0
         """Streams that wait to be kept."""
         self._coming: set[str] = set()
-        """Those that were let in, and may not be there yet."""
+        """Streams that were admitted, and whose files may not exist yet."""
         self._disk = BlockingPool(THREADS)
         self.changed: Callable[[str], object] = lambda _: None
         """Called, on any thread, with each stream of which a segment is begun or deleted, or a connection comes or goes."""

@@ -35,10 +35,10 @@ class NewFrames(msgspec.Struct, frozen=True):
     next: int
     """Number of the frame that follows."""
     checksum: int
-    """Of the last frame, as its header has it."""
+    """Checksum in the header of the last frame."""
     segment: int
     position: int
-    """Where they begin in the journal, in bytes."""
+    """Bytes of the journal before them."""
     missing: int = 0
     """Number of frames that are missing before them."""
 
@@ -70,7 +70,7 @@ class StreamFile:
         self.next = 0
         """Number of the next frame."""
         self.checksum: int | None = None
-        """Of the last frame, as its header has it; `None` without one."""
+        """Checksum in the header of the last frame; `None` without a frame."""
         self.size = 0
         """Bytes of all files."""
         self.ended = False

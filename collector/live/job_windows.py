@@ -42,11 +42,11 @@ class Group(msgspec.Struct, frozen=True):
     index: int
     """The job's, as far as the collector remembers: a merge sees older windows, too."""
     rows: list[Row]
-    """In order of rank and start."""
+    """Rows in the order of ranks and starts."""
 
     @property
     def latest(self) -> list[Row]:
-        """Of each rank the last start that has it."""
+        """The row of each rank's last start that has the window."""
         return list({row.start.rank: row for row in self.rows}.values())
 
 

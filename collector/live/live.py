@@ -37,7 +37,7 @@ FRESH = 0.5
 """Seconds for which a state is reported again instead of being looked at anew."""
 
 MOST_JOBS = 200
-"""That are offered to be chosen."""
+"""Jobs among which the page offers a choice."""
 _MOST_ABSENT = 100
 _MOST_OTHERS = 8
 
@@ -50,12 +50,12 @@ class _State(msgspec.Struct):
     latest: list[Stream]
     """The latest stream of each rank."""
     views: list[RankView]
-    """Of the same ranks."""
+    """Views of the same ranks."""
     amounts: Amounts
     by_job: dict[str, Amounts]
     jobs: list[JobEntry]
     snapshots: dict[str | None, Snapshot]
-    """By job; of all of them by `None`."""
+    """Snapshots by job; under `None` that of all jobs."""
 
 
 class Live:

@@ -14,7 +14,7 @@ from stepscope.runtime.events.record import Block, Flag, Kind
 RECENT = 1024
 """Steps that are kept one by one."""
 RECENT_WIDTH_NS = 500_000_000
-"""Of a bucket of the last minutes."""
+"""Width of a bucket of the last minutes."""
 UNKNOWN = -1.0
 """Time of a step's own, if it is not known for how long it waited for other ranks."""
 
@@ -30,7 +30,7 @@ BUCKETS = 512
 _FEW = 4
 """Samples that are added one by one, which is faster then."""
 WIDTH_NS = 250_000_000
-"""Of a bucket at first. All widths are this times a power of two, and borders are multiples of the width: histories
+"""Width of a bucket at first. All widths are this times a power of two, and borders are multiples of the width: histories
 of several ranks can be laid over each other."""
 
 
@@ -56,7 +56,7 @@ class StepTimes:
         self.all = History(rolling=False)
         self._ring = np.zeros(0, _STEP)
         self._latest_end = NEVER
-        """When the newest ended, in ns of the rank's clock."""
+        """End of the newest step, in ns of the rank's clock."""
 
     def add_events(self, events: Block, offset_ns: int, earliest_ns: int, latest_ns: int) -> None:
         """Adds the steps among the events of the source `steps`; those that were cut or have not ended do not count.

@@ -38,7 +38,7 @@ SILENT_AFTER = 15.0
 DIED_AFTER = 30.0
 """Seconds after which a stream that lost its connection counts as died."""
 _MOST_STEP_BYTES = 8 << 20
-"""Of the steps that come at once, when they are no longer packed: more are none that an exporter makes, and are not shown."""
+"""Largest size of the unpacked steps of one message. Exporters send less; larger ones are not shown."""
 _FEW, _FEW_BYTES = 64, 1 << 18
 """Frames that are decoded as soon as they are added, and their bytes: so are those of nearly all messages."""
 _MOST_BYTES: dict[int, int] = {
@@ -49,15 +49,15 @@ _MOST_BYTES: dict[int, int] = {
     fmt.FrameType.CLOCK_SYNC: 1 << 12,
     fmt.FrameType.STEP_FACTS: MAX_HEADER,
 }
-"""Of a record: a larger one is none that an exporter makes. To read it would hold up all streams, so it is not shown."""
+"""Largest size of a record, by its type. Exporters write smaller ones; a larger one would delay all streams, and is not shown."""
 MAX_SUMMARIES = 128
 """Summaries that are kept to judge the newest steps."""
 MAX_STEPS = 2 * MAX_SUMMARY_STEPS
 """Steps in them; the newest summary stays in any case."""
 STEPS_PER_SECOND = 4 * MAX_SUMMARY_STEPS
-"""In summaries of one stream, which an exporter sends about once a second."""
+"""Steps that summaries of one stream may bring; an exporter sends a summary about once a second."""
 STEPS_AT_ONCE = 1 << 17
-"""As many as an exporter has after a long time without a connection."""
+"""Steps that summaries may bring at once: so many an exporter has after a long time without a connection."""
 _SUMMARY_STEPS = 32
 """A summary counts as so many steps more."""
 _HOUR = 3600 * 10**9
@@ -73,9 +73,9 @@ class State(Enum):
     SILENT = "silent"
     """Nothing has come for a while, or the connection was lost a moment ago."""
     ENDED = "ended"
-    """It was closed in order."""
+    """The run was closed in order."""
     DIED = "died"
-    """It has no connection, and its end never came."""
+    """The process has no connection, and did not report an end."""
 
 
 class Amounts(msgspec.Struct, frozen=True):
@@ -83,7 +83,7 @@ class Amounts(msgspec.Struct, frozen=True):
 
     events: int = 0
     bytes: int = 0
-    """Of their files."""
+    """Size of their files."""
     dropped: int = 0
     """Events lost, as far as ledgers have arrived."""
     discarded: int = 0
@@ -94,7 +94,7 @@ class Amounts(msgspec.Struct, frozen=True):
         return self._each(other, int.__add__)
 
     def highest(self, other: Amounts) -> Amounts:
-        """Of each the larger."""
+        """The larger of both numbers in each field."""
         return self._each(other, max)
 
     def _each(self, other: Amounts, of: Callable[[int, int], int]) -> Amounts:
@@ -106,7 +106,7 @@ class JudgedSummary(msgspec.Struct):
 
     summary: StepSummary
     facts: Facts | None = None
-    """Its facts, as long as they are judged."""
+    """The facts of its steps, as long as they are judged."""
 
 
 class Process(Protocol):
@@ -194,11 +194,11 @@ class Stream:
         self.remote = False
         """Whether only summaries of it are known here, as another collector takes it."""
         self._summarized_at = -math.inf
-        """When the last summary came that all collectors hear, by the monotonic clock."""
+        """Time of the last summary that all collectors get, by the monotonic clock."""
         self.ended_elsewhere = False
         """Whether its end was announced, or another collector has it; its last frames may be on their way still."""
         self.end_looked_up = -math.inf
-        """When it was looked up whether another collector has its end, by the monotonic clock."""
+        """Time of the last question whether another collector has its end, by the monotonic clock."""
         self.next = 0
         """Number of the first frame that was not taken in here."""
         self.arrived = 0
@@ -211,7 +211,7 @@ class Stream:
         self.left_out_records = 0
         """Records of its journal, other than events, that were left out. Known at its end."""
         self.bytes = fmt.FILE_HEADER.size
-        """Of its file."""
+        """Size of its file."""
         self.windows = StreamWindows()
         self.steps = StepTimes()
         self.summaries: deque[JudgedSummary] = deque(maxlen=MAX_SUMMARIES)
@@ -219,11 +219,11 @@ class Stream:
         self.sends_summaries = False
         """Whether steps come in summaries, so that those among the frames are not read as long as any come."""
         self.heard_at = -math.inf
-        """When the last summary came, or the connection began that may bring some, by the monotonic clock."""
+        """Time of the last summary, or of the begin of a connection that may bring some, by the monotonic clock."""
         self.steps_at = 0.0
-        """When the last steps came, by the monotonic clock."""
+        """Time at which the last steps came, by the monotonic clock."""
         self.shares = Shares()
-        """Of the newest summary with steps."""
+        """Shares of the newest summary with steps."""
         self.ended = False
         """Whether it was closed in order."""
         self.superseded = False
@@ -231,20 +231,20 @@ class Stream:
         self.restoring = False
         """Whether its file is still being read: frames that arrive meanwhile are found there."""
         self.seen = time.monotonic()
-        """When the last frames came."""
+        """Time at which the last frames came."""
         self.event_rate, self.byte_rate = Rate(), Rate()
         self._dropped: Counter[str] | None = None
         self._capped = 0
         self._amounts = Amounts()
         self._summary_steps = 0
         self._kept_until = NEVER
-        """When the newest step of the summaries ended, in ns of the rank's clock."""
+        """End of the newest step of the summaries, in ns of the rank's clock."""
         self._stored_facts: deque[bytes] = deque(maxlen=MAX_SUMMARIES)
         """The newest frames with facts of steps, while its file is read."""
         self._allowance = Allowance(STEPS_PER_SECOND, STEPS_AT_ONCE)
         self._behind: deque[_FrameBatch] = deque()
         self.clock = LatestClock(run.anchor)
-        """How its clock compares with the collector's, as far as is known."""
+        """Compares its clock with the collector's, as far as readings allow."""
 
     def add_frames(self, frames: Sequence[Frame], nbytes: int, next: int) -> None:
         """Adds frames that are written. `next` is the number of the frame that follows them."""
@@ -301,7 +301,7 @@ class Stream:
         self.add_summary(summary)
 
     def finish_restoring(self) -> None:
-        """Its files were read: the newest facts of steps in them count, and then those that came meanwhile. Idempotent."""
+        """Ends the reading of its files: their newest facts of steps count, and then facts that came meanwhile. Idempotent."""
         if not self.restoring:
             return
         self.restoring = False

@@ -111,7 +111,7 @@ class Streams:
         self.connected_now = 0
         """Streams that have a connection."""
         self._looks_beyond = 2 * limit
-        """When there are more streams than this, it is looked whether some are to be forgotten."""
+        """With more streams than this, the collector looks for some that it can forget."""
         self._past: OrderedDict[str, Amounts] = OrderedDict()
         """Sums over streams that were forgotten, by job."""
         self._past_of_all = _NOTHING

@@ -53,7 +53,7 @@ class LiveProcess(msgspec.Struct, frozen=True):
 
     run: RunRecord
     facts: Facts
-    """In the order of the steps, without the first ones of the run, which are not judged."""
+    """Facts in the order of the steps, without the run's first steps, which are not judged."""
 
 
 _Rank: TypeAlias = tuple[Stream, list[JudgedSummary]]
@@ -73,9 +73,9 @@ class Verdicts:
         self._failed: set[str] = set()
         """Jobs that could not be judged, which the log has."""
         self._stopped: dict[str, list[LiveFinding]] = {}
-        """Of jobs of which some ranks, or all, end no more steps."""
+        """Findings about ranks whose steps have stopped, by job."""
         self._judged_at: dict[str, tuple[float, int]] = {}
-        """When something had come last of each job that is judged, by the monotonic clock, and of how many ranks there was anything."""
+        """For each judged job, the time of the newest facts, by the monotonic clock, and the number of ranks that sent some."""
 
     def of(self, job: str | None) -> list[JobVerdict]:
         """The newest verdict of a job, or of each job."""
@@ -206,7 +206,7 @@ def _facts(summaries: list[JudgedSummary]) -> Facts:
 
 
 def _compared(ranks: list[_Rank]) -> list[_Rank]:
-    """At most `MAX_RANKS` of these."""
+    """At most `MAX_RANKS` of these processes."""
     if len(ranks) <= MAX_RANKS:
         return ranks
     order = np.argsort([_own_ms(stream) for stream, _ in ranks])

@@ -38,10 +38,10 @@ class RankView(msgspec.Struct, frozen=True, kw_only=True):
     """Median of what of these it did not wait for other ranks, where its collectives are known."""
     last_step_ms: float | None
     events: int
-    """Of its latest start."""
+    """Events of its latest start."""
     events_per_s: float
     bytes: int
-    """Of the file of its latest start."""
+    """Size of the file of its latest start."""
     bytes_per_s: float
     dropped: int
     """Events lost, as far as the ledgers of closed windows have arrived."""
@@ -78,7 +78,7 @@ class UploadView(msgspec.Struct, frozen=True, kw_only=True):
     bytes: int
     """Put since the collector was started."""
     waiting_bytes: int
-    """Of closed segments that are not in the store, as of the last look."""
+    """Bytes of closed segments that are not in the store, as of the last look."""
     at_ns: int | None
     """Unix time at which the last look ended; null before that."""
     problem: str
@@ -89,11 +89,11 @@ class StorageView(msgspec.Struct, frozen=True, kw_only=True):
     """The collector's disk."""
 
     used_bytes: int
-    """On disk, of everything that the collector has written to its directory."""
+    """Bytes on disk of everything that the collector has written to its directory."""
     limit_bytes: int | None
     """Above this, segments of streams are evicted."""
     free_bytes: int
-    """Of the file system, as of the last look."""
+    """Free bytes of the file system, as of the last look."""
     waits_s: float
     """Seconds for which a write has waited for the disk; 0 if none does."""
     discarded_events: int
@@ -101,7 +101,7 @@ class StorageView(msgspec.Struct, frozen=True, kw_only=True):
     deleted_streams: int
     """Streams that were over and were deleted whole, ever since the directory was made."""
     deleted_events: int
-    """That these had brought."""
+    """Events in deleted streams."""
     unreadable: int
     """Streams of which nothing can be evicted, because they cannot be read, written or deleted."""
     problem: str
@@ -116,13 +116,13 @@ class NatsView(msgspec.Struct, frozen=True, kw_only=True):
     connected: bool
     team: str
     partitions: int
-    """That this collector takes now, of 32."""
+    """Partitions of 32 that this collector writes now."""
     streams: int
-    """That it writes now."""
+    """Streams that it writes now."""
     malformed_messages: int
-    """That could not be read and were given up, since the collector was started."""
+    """Messages that could not be decoded, since the collector was started."""
     unknown_summaries: int
-    """Of steps, of processes that were not known yet: they are not shown."""
+    """Summaries of steps of processes that are not known yet. They are not shown."""
     forgotten_processes: int
     """Forgotten, as there were too many."""
     problem: str
@@ -141,7 +141,7 @@ class JobEntry(msgspec.Struct, frozen=True, kw_only=True):
     """A job that can be chosen."""
 
     id: str
-    """As `job_id` of its ranks, and as the parameter `job` takes it."""
+    """The job's id: `job_id` of its ranks, and the value of the parameter `job`."""
     ranks: int
     """Ranks whose latest start is of this run."""
     connected: int
@@ -175,7 +175,7 @@ class JobVerdict(msgspec.Struct, frozen=True, kw_only=True):
     steps: int
     """The most that were judged of one rank."""
     ranks: int
-    """That were compared."""
+    """Ranks that were compared."""
     findings: list[LiveFinding]
     """The most costly first; empty if nothing stands out."""
 
@@ -229,7 +229,7 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     nats: NatsView | None
     """Null if it takes nothing from there."""
     parts: list[PartView]
-    """Of the collector's own work."""
+    """Parts of the collector's own work."""
     unwritten_lines: int
     """Lines of the audit that could not be written."""
 
@@ -306,7 +306,7 @@ class WindowView(msgspec.Struct, frozen=True, kw_only=True):
 
     job_id: str
     index: int
-    """In the job."""
+    """Index in the job."""
     started_ns: int
     """Unix time at which half of its ranks had begun it, by their clocks."""
     ranks: int
@@ -355,18 +355,18 @@ class Heatmap(msgspec.Struct, frozen=True, kw_only=True):
 
     job_id: str | None
     first_step: int
-    """Of the first column."""
+    """First step of the first column."""
     steps_per_column: int
     columns: int
     rows: list[str]
     """Id of the first rank of each row."""
     ranks_per_row: int
     ranks: int
-    """Of all rows."""
+    """Ranks in all rows."""
     value: Literal["own", "whole"]
     """Whether the times are without collectives."""
     median_ms: list[float | None]
-    """Of each column, over the ranks."""
+    """Median of each column, over the ranks."""
     values: bytes
     """A byte for each row and column, row by row; in JSON, base64. 0: nothing is known; else the longest time in it is `2 ** ((byte -
     128) / 32)` times the median of the column."""
@@ -377,17 +377,17 @@ class Ticket(msgspec.Struct, frozen=True, kw_only=True):
 
     ticket: str
     seconds: int
-    """How long it holds."""
+    """Seconds for which it is valid."""
 
 
 class TicketRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The purpose of a ticket."""
 
     path: str
-    """Of the request that it lets in, with its parameters."""
+    """Path of the request for which it is valid, with its parameters."""
 
 
 class Health(msgspec.Struct, frozen=True, kw_only=True):
-    """That the collector answers."""
+    """The answer of a collector that works."""
 
     status: Literal["ok"] = "ok"

@@ -32,7 +32,7 @@ Sharing = Literal["job", "rank"]
 PROCESSES = 100_000
 """Process numbers that each member has in a trace of the job."""
 DEVICES = 50_000
-"""Its devices begin here."""
+"""Numbers of its devices begin here."""
 THREADS = 10_000_000
 """Added to the thread numbers of a rank that was started again, once for each start; Linux has none above 2 ** 22."""
 

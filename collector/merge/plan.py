@@ -34,7 +34,7 @@ class Stretch(msgspec.Struct, frozen=True, kw_only=True):
     source: int
     """Index of the window in the member's stream."""
     row: np.void
-    """Where its frames are: a row of `Rows`."""
+    """Place of its frames: a row of `Rows`."""
     window: Window
     start_ns: int
     end_ns: int
@@ -48,7 +48,7 @@ class MergedWindow(msgspec.Struct, frozen=True, kw_only=True):
 
     index: int
     stretches: list[Stretch]
-    """By member; a member that did a part of it again has several."""
+    """Stretches by member; a member that repeated a part of the window has several."""
     absent: list[Member]
     """Members that have nothing of it, though they seem to have run then."""
 

@@ -106,7 +106,7 @@ class MergeReport(msgspec.Struct, frozen=True, kw_only=True):
     missing_ranks: str
     """Ranks that sent nothing at all, such as `1,3-5`; of many ranges the first. Empty: none is missing."""
     missing_count: int
-    """How many these are."""
+    """The number of missing ranks."""
     absent: list[str]
     """Members that lack a window."""
     findings: list[LiveFinding]

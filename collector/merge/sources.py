@@ -180,13 +180,13 @@ class _Part(msgspec.Struct, frozen=True):
     path: Path
     sync: bytes
     segment: Segment
-    """Its first one."""
+    """Number of its first segment."""
     first: int
     """Number of its first frame."""
     next: int
     """Number of the frame that follows its last."""
     end: int
-    """Where its whole frames end."""
+    """End of its complete frames."""
     run: RunRecord | None
     """Identity of the run of which it says that it is, if that is its first frame."""
 

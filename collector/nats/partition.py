@@ -94,7 +94,7 @@ class _Message(NamedTuple):
 
     @property
     def number(self) -> int:
-        """Its number in JetStream."""
+        """The message's number in JetStream."""
         return self.message.metadata.sequence.stream
 
 
@@ -120,7 +120,7 @@ class _Intake:
 
     @property
     def what(self) -> str:
-        """Its name in messages."""
+        """The stream's name in messages."""
         return f"stream {self.key}"
 
 
@@ -150,9 +150,9 @@ class Partition:
         self._identity = identity
         self._consumer = Consumer(session.client, session.jetstream, session.names.stream, config)
         self._unacknowledged: dict[int, float] = {}
-        """When messages were delivered that are not acknowledged, by their numbers in JetStream."""
+        """Delivery times of messages that are not acknowledged, by their numbers in JetStream."""
         self._looks_at = 0.0
-        """When to look next which files are to be closed."""
+        """Time of the next look for files to close."""
         self._reads_again = False
         self._has_more = False
         """Whether JetStream has more messages, or larger ones, as far as is known."""

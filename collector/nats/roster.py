@@ -76,7 +76,7 @@ class Roster:
     ) -> None:
         self._client, self._names, self._hellos, self._ended, self._forgot = client, names, hellos, ended, forgot
         self.processes: dict[str, NatsProcess] = {}
-        """By the keys of their streams; those that became known last are last."""
+        """Processes by the keys of their streams, in the order in which they became known."""
 
     async def process(self, key: str) -> NatsProcess:
         """The process of a stream. Raises `FormatError` if the stream has no `Hello`, or that is not its own, and

@@ -86,7 +86,7 @@ class NatsSource:
         self._clients: list[Client] = []
         self._partitions: dict[int, Partition] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
-        """Those of partitions that have not ended."""
+        """Tasks of partitions that have not ended."""
         self._leaving: set[int] = set()
         """Partitions that are left to other collectors."""
         self._free_since: dict[int, float] = {}

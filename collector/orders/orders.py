@@ -44,13 +44,13 @@ class Target(NamedTuple):
     """A process that takes commands."""
 
     id: str
-    """Of its rank, as in `/v1/ranks`."""
+    """The rank's id, as in `/v1/ranks`."""
     stream: Stream
     process: Process
 
     @property
     def rank(self) -> int:
-        """Its rank; one without counts as rank 0."""
+        """The process's rank; 0 if it has none."""
         return self.stream.run.rank or 0
 
 
@@ -334,7 +334,7 @@ def _without_advice(answer: Answer) -> Answer:
 
 
 def _apart(where: _Answers) -> str:
-    """Which ranks are in which stage, where they are not all in one; steps of different stages have nothing in common."""
+    """Names the stage of each rank if they differ: steps of different stages cannot be compared."""
     stages: dict[str, list[int]] = {}
     for target, answer in where:
         if answer.stage:
@@ -354,7 +354,7 @@ def _text(answer: Answer) -> str:
 
 
 def _refused(where: _Answers, reason: str) -> OrderResult:
-    """Nobody does anything, for one reason."""
+    """The answer if no rank follows an order, all for the same reason."""
     answers = [(target, Answer(error=reason, step=answer.step, stage=answer.stage)) for target, answer in where]
     return _result(answers, reason=reason)
 

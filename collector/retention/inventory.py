@@ -32,7 +32,7 @@ class StoredStream(msgspec.Struct, frozen=True):
     id: str
     journal: Path
     segments: list[Segment]
-    """Those that are not written any more, in their order."""
+    """Segments that are complete, in their order."""
     over: bool
     """Whether nothing more is expected. If not, another segment follows, which is left alone."""
 
@@ -48,7 +48,7 @@ class StoredStream(msgspec.Struct, frozen=True):
 
     @property
     def rank(self) -> int | None:
-        """Of its process."""
+        """Rank of its process."""
         return None if self.run is None else self.run.rank
 
     @property
@@ -109,7 +109,7 @@ class SegmentWindow(msgspec.Struct, frozen=True, gc=False):
 
     @classmethod
     def of(cls, row: WindowRow) -> SegmentWindow:
-        """One that ended, with the time of the rank's clock."""
+        """Describes a window that ended, with times of the rank's clock."""
         steps = (row.first_step, row.last_step) if row.steps > 0 else None
         return cls(row.window, row.end_ns, (row.end_ns - row.start_ns) / max(row.steps, 1), steps)
 
@@ -125,7 +125,7 @@ class Segment(msgspec.Struct, frozen=True):
     file: SegmentFile
     run: RunRecord | None
     windows: list[SegmentWindow]
-    """Those that ended in it, and those that go on after it."""
+    """Windows that ended in the segment, and those that continue after it."""
     first_window: int
     """The lowest number of a window, also of those that are not listed."""
     last_window: int
@@ -173,7 +173,7 @@ class Segment(msgspec.Struct, frozen=True):
         return (then.st_ino, then.st_size, then.st_mtime_ns) == (now.st_ino, now.st_size, now.st_mtime_ns)
 
     def windows_among(self, among: Collection[int]) -> set[int]:
-        """Those of some windows of which it may have a part."""
+        """Filters windows: those of which the segment may have a part."""
         return {one.index for one in self.windows if one.index in among}
 
     def counted(self) -> Evicted:

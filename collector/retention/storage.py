@@ -28,7 +28,7 @@ log = logging.getLogger("stepscope.collector")
 FREE_SECONDS = 10.0
 """Between two questions how much of the file system is free."""
 AGAIN_SECONDS = 1.0
-"""Until the next measurement, if the last one failed or could not evict what is being read."""
+"""Seconds until the next measurement, if the last one failed or could not evict segments that are being read."""
 LEAST_SECONDS = 0.2
 """Between two measurements, however much is written."""
 DELETED = "deleted"
@@ -38,11 +38,11 @@ LATE = 2.0
 
 
 class Count(msgspec.Struct, frozen=True):
-    """Of all streams that were deleted for want of room."""
+    """Counts streams that were deleted for want of room."""
 
     streams: int = 0
     events: int = 0
-    """That they had brought, with those that were evicted before."""
+    """Events of these streams, with those that were evicted before."""
     last: str = ""
     """Id of the last one: who is killed between the count and the deletion does not count it twice."""
 
@@ -92,7 +92,7 @@ class Measurement(msgspec.Struct):
     """Streams, in the order of their segments that are evicted as soon as the live state is restored from them; nothing else is evicted
     in their place."""
     postponed_bytes: int = 0
-    """On disk, of these segments."""
+    """Bytes on disk of these segments."""
 
     def removed(self, about: os.stat_result) -> None:
         """A file was deleted."""
@@ -128,7 +128,7 @@ class Storage:
         self._inventory = Inventory()
         self._deleted = Deleted(store.directory)
         self._unused: int | None = None if policy.max_bytes else 0
-        """Of the bytes that are reserved for downloads; `None` before the first measurement."""
+        """Bytes that are reserved for downloads and not used; `None` before the first measurement."""
         self._free: int | None = None
         self._problem = ""
         self.unreadable: dict[str, str] = {}
@@ -172,7 +172,7 @@ class Storage:
         return bool(done.postponed)
 
     def view(self, discarded: int = 0) -> StorageView | None:
-        """How much there is, as of the last measurement, and what was written since; `None` before the first. The disk is not asked."""
+        """Disk use as of the last measurement and of later writes; `None` before the first. It does not ask the disk."""
         if self._unused is None or self._free is None:
             return None
         waits = self._store.waits

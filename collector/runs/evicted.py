@@ -13,14 +13,14 @@ from stepscope.runtime.journal.frame_reader import Damage, FrameReader
 from stepscope.runtime.journal.segments import segment_path
 
 NAME = "evicted"
-"""One line of JSON for each evicted segment."""
+"""Name of the file, which has one line of JSON for each evicted segment."""
 
 
 class Evicted(msgspec.Struct, frozen=True, kw_only=True):
     """A segment that was deleted to free the disk."""
 
     segment: int
-    """Its number."""
+    """Number of the segment."""
     frames: int
     nbytes: int
     """Bytes of its frames."""

@@ -28,7 +28,7 @@ SAME_CLOCK_NS = 50_000_000
 """Two processes read one monotonic clock if its name is the same and their wall clocks agree so well: a machine that was
 copied while it ran has the name of the other."""
 WITNESSES = 3
-"""Of those who read a clock, so many are compared with each that says it does, too."""
+"""So many processes that read a clock are compared with each one whose clock has the same name."""
 
 
 def jobs_of(recordings: Sequence[Recording]) -> dict[str, list[Recording]]:
@@ -69,7 +69,7 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
     windows."""
 
     number: int
-    """From 0, by rank and then by time; unique in the job."""
+    """Number from 0, by rank and then by time; unique in the job."""
     rank: int | None
     start: int
     """0 for the rank's first process, 1 after it was started again, and so on."""
@@ -80,12 +80,12 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def model(self) -> ClockModel:
-        """Its clock."""
+        """The model of its clock."""
         return self.fitted.model
 
     @property
     def label(self) -> str:
-        """Its name in reports and on rows."""
+        """The member's name in reports and on rows."""
         rank = f"rank {self.rank}" if self.rank is not None else f"process {self.recording.run.pid}"
         return f"{rank} (start {self.start + 1})" if self.start else rank
 

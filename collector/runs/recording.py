@@ -48,7 +48,7 @@ Wanted = Callable[[Rows], NDArray[np.bool_]]
 
 
 class Recording(msgspec.Struct, kw_only=True):
-    """One stream. Times are ns of its own monotonic clock."""
+    """The recording of one stream. Times are ns of its own monotonic clock."""
 
     id: str
     """Of the stream, where it is known; else the path of its file below the directory, as far as it distinguishes streams."""
@@ -67,13 +67,13 @@ class Recording(msgspec.Struct, kw_only=True):
     """Events in all windows."""
     first_ns: int
     last_ns: int
-    """Of its windows; of the run's anchor, if there is none."""
+    """End of its last window; the time of the run's anchor, if there is no window."""
     ended: bool
     """Whether it was closed in order."""
     recovered: bool
     """Whether its process was killed and `stepscope recover` completed it."""
     damage: Damage
-    """After its last index frame."""
+    """Damage after its last index frame."""
     gaps: Damage
     """The damage that a reader of the whole stream counts where segments were evicted."""
     metadata: dict[str, Any]
@@ -89,7 +89,7 @@ class Recording(msgspec.Struct, kw_only=True):
 
     @property
     def directory(self) -> Path:
-        """Of the collector that keeps it, if `stream` is known."""
+        """Directory of the collector that stores it, if `stream` is known."""
         return self.path.absolute().parent.parent.parent
 
     @property
@@ -244,7 +244,7 @@ def _without_end(index: JournalIndex) -> Rows:
 
 
 def _range(parts: Sequence[Rows]) -> tuple[int, int] | None:
-    """Where the first window with events begins, and the last one ends; `None` if there is none."""
+    """Begin of the first window with events, and end of the last one; `None` without such a window."""
     some = [part if part["events"].min(initial=1) > 0 else part[part["events"] > 0] for part in parts]
     times = [(int(part["start_ns"].min()), int(part["end_ns"].max())) for part in some if len(part)]
     return (min(first for first, _ in times), max(last for _, last in times)) if times else None

@@ -50,7 +50,7 @@ class WindowFacts(msgspec.Struct, frozen=True, kw_only=True):
     open: bool
     """Whether it is still recorded, or its end never came."""
     start_ns: int
-    """Of the rank's monotonic clock."""
+    """Begin by the rank's monotonic clock."""
     end_ns: int = 0
     steps: int = 0
     first_step: int | None = None
@@ -83,7 +83,7 @@ class _Closed(msgspec.Struct, frozen=True):
 
     @property
     def count(self) -> int:
-        """Of its steps."""
+        """The number of its steps."""
         return len(self.steps) // _STEP_BYTES
 
     @property
@@ -117,7 +117,7 @@ class StreamWindows:
         self._closed: deque[MarkedWindow] = deque(maxlen=MAX_WINDOWS)
 
     def __iter__(self) -> Iterator[WindowFacts]:
-        """As `newest`, without their marks."""
+        """Yields the facts of `newest`, without their marks."""
         return (window for _, window in self.newest())
 
     @property

@@ -44,7 +44,7 @@ SILENCE_S = 30.0
 """Seconds without progress of a call after which the page says so."""
 
 Errors = dict[str, OSError | FormatError]
-"""By name of the object, or of the stream."""
+"""Errors by the name of the object, or of the stream."""
 
 
 class _File(msgspec.Struct, frozen=True):
@@ -99,7 +99,7 @@ class Uploader:
         self._final: set[str] = set()
         """Files in the store that do not change any more."""
         self._ends: dict[str, tuple[int, bool]] = {}
-        """Of last segments: size at the last look, and whether there was an END frame."""
+        """For each last segment, its size at the last look, and whether it had an END frame."""
         self._over: list[str] = []
         """Last segments of streams that are over, as of the last look."""
         self._clocks: frozenset[str] | None = None

@@ -54,7 +54,7 @@ _WINDOW = ORDERS + "/{window:int}"
 _OF_STREAM = _STREAM + "/windows/{window:int}"
 _BYTES = "application/octet-stream"
 JobName = Annotated[str | None, QueryParameter(max_length=1024)]
-"""Of which job, if the collector has several."""
+"""The requested job, if the collector has several."""
 Number = Annotated[int, PathParameter(ge=0, lt=1 << 32)]
 """Index of a window."""
 

@@ -158,7 +158,7 @@ def _numbers(values: Means) -> list[float | None]:
 
 
 class HeatmapQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """Which part of the picture, and how large."""
+    """The requested part of the heat map, and its size."""
 
     job: Annotated[str | None, QueryParameter(max_length=1024)] = None
     rows: Annotated[int, QueryParameter(ge=1, le=1024)] = 512

@@ -17,7 +17,7 @@ _LABELS = ("id", "rank", "host")
 
 
 class _Views(Collector):
-    """One snapshot as metrics."""
+    """Views of one snapshot, as metrics."""
 
     def __init__(self, snapshot: Snapshot, refused: int) -> None:
         self._snapshot, self._refused = snapshot, refused

@@ -121,7 +121,7 @@ class _Sending(ASGIStreamingResponse):
         self._chunks = chunks
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One answer."""
+        """Sends one answer."""
         async with contextlib.aclosing(self._chunks):
             parts = [asyncio.ensure_future(one) for one in (self._sent(scope, send), _wait_disconnected(receive))]
             try:

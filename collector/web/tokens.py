@@ -34,7 +34,7 @@ MAX_TOKENS = 10_000
 _JOB = "job="
 
 TICKET_SECONDS = 30
-"""How long a ticket holds."""
+"""Seconds for which a ticket is valid."""
 MAX_TICKETS = 1024
 """Tickets that are open at once; the oldest give way."""
 
@@ -268,5 +268,5 @@ class Tickets:
 
 
 def _address(path: str, query: Sequence[tuple[str, str]]) -> str:
-    """One form for all ways in which an address can be written."""
+    """Brings an address, which can be written in several ways, into one form."""
     return f"{normalize_path(path)}?{urlencode(query)}"

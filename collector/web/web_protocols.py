@@ -73,12 +73,12 @@ class _CutsStalled(asyncio.Protocol):
     _stalled: asyncio.TimerHandle | None = None
 
     def pause_writing(self) -> None:
-        """It has not taken what was written."""
+        """The client does not take what was written."""
         self._stalled = asyncio.get_running_loop().call_later(STALLED, self.transport.abort)
         super().pause_writing()
 
     def resume_writing(self) -> None:
-        """It has taken most of it."""
+        """The client has taken most of it."""
         self._stop_timer()
         super().resume_writing()
 
@@ -112,7 +112,7 @@ class HttpProtocol(_CutsStalled, H11Protocol):
             self.limit.add(transport, len(self.connections))
 
     def data_received(self, data: bytes) -> None:
-        """It says something."""
+        """The client sends bytes."""
         super().data_received(data)
         self._look()
 
@@ -122,7 +122,7 @@ class HttpProtocol(_CutsStalled, H11Protocol):
         super().send_400_response(msg)
 
     def on_response_complete(self) -> None:
-        """It was answered, and may ask again."""
+        """A response is complete; the client may send another request."""
         super().on_response_complete()
         self._look()
 
@@ -156,11 +156,11 @@ class WebSocketProtocol(_CutsStalled, WebSocketsSansIOProtocol):
         self.conn.logger = QuietLogger(_web_log.name)
         self.conn.max_message_size = FIRST_MESSAGE
         self._coming: Grant | None = None
-        """For the message that comes; none for a small one."""
+        """Memory for the message that arrives; none for a small one."""
         self._grants: deque[Grant | None] = deque()
-        """For the messages that have come, in their order."""
+        """Memory for messages that have arrived, in their order."""
         self._grant: Grant | None = None
-        """For the message that is being looked at."""
+        """Memory for the message that is being processed."""
         self._waits = False
         reader: Any = self.conn.reader
         read_exact = reader.read_exact

@@ -86,7 +86,7 @@ class StepscopeProfileKwargs(_ProfileKwargs):  # type: ignore[misc]
         return self.last
 
     def to_dict(self) -> dict[str, Any]:
-        """As Accelerate has it, without the run, which is no setting."""
+        """The handler's fields, as Accelerate returns them, without the run, which is no setting."""
         return {name: value for name, value in vars(self).items() if name != "last"}
 
     def to_kwargs(self) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from stepscope.runtime.schedule.action import ProfilerAction
 from stepscope.runtime.schedule.schedule import schedule
 
 BatchSchedule = Callable[[Any], object]
-"""From Composer's state at the begin of a batch to an action, ours or Composer's."""
+"""A function of Composer's state at the begin of a batch that returns an action, ours or Composer's."""
 
 
 def cyclic_schedule(

@@ -35,7 +35,7 @@ Hook = TypeVar("Hook", bound=Callable[..., None])
 
 
 def torch_operators() -> Sequence[Backend]:
-    """For frameworks that run on torch."""
+    """The backend for torch's operators, in frameworks that run on torch."""
     return (TorchBackend(),)
 
 
@@ -65,9 +65,9 @@ class Loop:
         self._backends = backends
         self._counts_anew = counts_anew
         self.profiler: Profiler | None = None
-        """Of the run that is open, or was the last."""
+        """The profiler of the open run, or of the last one."""
         self.stage = ""
-        """Of the run that is open; empty if none is."""
+        """The stage of the open run; empty without one."""
         self._stepped = False
         self._rank: int | None = None
         self.raised: ErrorLog[Exception] = ErrorLog(MAX_ERRORS)

@@ -84,7 +84,7 @@ class LoopSettings(Checked, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Each run gets a directory in it, named for its stage (`fit`, `validate`, ...). Default: the directory where the
     framework writes its logs; `stepscope_runs` if it has none."""
     name: str = "stepscope"
-    """Of the run, in reports and outputs."""
+    """Name of the run, in reports and outputs."""
     ranks: tuple[int, ...] | None = None
     """Ranks that record; `None` for all. A process that has no rank counts as rank 0."""
     tensorboard: bool = True

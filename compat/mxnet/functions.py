@@ -249,7 +249,7 @@ def _variable(environment: Mapping[str, str], name: str, kind: Any, default: int
 
 
 def _forked() -> None:
-    """In a forked child: what it records is in the trace of its parent, if that was recording."""
+    """Called in a forked child: its events go into its parent's trace, if the parent was recording."""
     global _recording
     recorded = _recording.running
     _recording = _recording.of_child()

@@ -91,7 +91,7 @@ AMEND = "nvml_amend"
 """Name of the row, for each device, with the memory that no allocation explains, as MXNet calls it."""
 
 COLUMNS = ("Attribute Name", "Requested Size", "Device", "Actual Size", "Reuse?")
-"""As in MXNet's GPU memory profile."""
+"""Columns of MXNet's GPU memory profile."""
 
 
 class Allocations:
@@ -133,7 +133,7 @@ class Allocations:
                 yield label or NONE, requested_bytes, one.device, one.bytes
 
     def _unexplained_memory(self) -> list[tuple[str, int]]:
-        """By device what is in use apart from the allocations that backends report, by this process and others."""
+        """Memory in use by device that no reported allocation explains, of this process and others."""
         try:
             nvml = Nvml(LIBRARY)
         except NvmlError:  # no driver, no devices

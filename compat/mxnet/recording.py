@@ -95,7 +95,7 @@ class _WithoutImplicitStep(ChromeTraceExporter):
 
 
 class Recording:
-    """One process's. Methods may be called from any thread."""
+    """The recording of one process. Methods may be called from any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()

@@ -41,7 +41,7 @@ class MXNetSettings(Checked, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     gpu_memory_profile_filename_prefix: str = ""
     """`dump` writes the allocations that backends reported to `<prefix>-pid_<pid>.csv`; empty: it does not."""
     profile_all: bool = False
-    """As if all of the next four were True."""
+    """Sets all of the next four to True."""
     profile_symbolic: bool = True
     """Operators of symbols: nothing is recorded of them, and `set_state("run")` says so if this is asked for."""
     profile_imperative: bool = True
@@ -167,7 +167,7 @@ class Capability(Documented, frozen=True):
     recorded: bool
     """True if it is."""
     why: str
-    """By whom, or why not and what to do."""
+    """The source that records it, or the reason why nothing does and what to do."""
 
 
 def capabilities_of(settings: MXNetSettings) -> tuple[Capability, ...]:

@@ -97,16 +97,16 @@ class FramePass(Documented, frozen=True, gc=False):
     """One pass of a frame."""
 
     number: int
-    """From 0, in the order in which passes began."""
+    """Number from 0, in the order in which passes began."""
     start_ns: int
-    """When it began, ns of the monotonic clock."""
+    """Begin, in ns of the monotonic clock."""
     duration_ns: int
-    """How long it took."""
+    """Duration."""
     rate: float
     """Passes per second: the inverse of the time since the one before began; `nan` for the first."""
 
     def __str__(self) -> str:
-        """For people: `pass 5: 5.24ms, 79.93 passes per second`; the first has no rate."""
+        """A text such as `pass 5: 5.24ms, 79.93 passes per second`; the first pass has no rate."""
         rate = "" if math.isnan(self.rate) else f", {human_number(self.rate)} passes per second"
         return f"pass {self.number}: {human_time(self.duration_ns)}{rate}"
 

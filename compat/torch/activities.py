@@ -111,7 +111,7 @@ def _member(name: str) -> Any:
 
 
 def _kinds(activities: list[Any]) -> dict[str, Any]:
-    """By the name of each activity the kinds of events that are wanted of it; `None` for all."""
+    """The wanted kinds of events of each activity, by its name; `None`: all."""
     found: dict[str, Any] = {}
     for item in activities:
         wanted = cast(Mapping[Any, object], item) if isinstance(item, Mapping) else {item: None}

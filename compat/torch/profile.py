@@ -186,7 +186,7 @@ class profile(Results):
         """Whether the last `step()` began a window in which nothing was recorded."""
         self._step = 0
         self._renumbered = (0, 0)
-        """When `step_num` was set last while it ran, in ns, and to what."""
+        """Time of the last change of `step_num` while it ran, in ns, and the new number."""
         self._stopping: int | None = None
 
     # life

@@ -239,7 +239,7 @@ class View(Results):
         self.step_num = windows[-1].step_num
         """Number of the step that had begun when the window was over."""
         self.current_action = action
-        """That step's action."""
+        """The action of that step."""
 
     @property
     def window(self) -> Window:

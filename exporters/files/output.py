@@ -181,7 +181,7 @@ class OutputFile:
 
     def __init__(self, path: Path, file: AsyncFileIO, key: str, gzip: bool, tail: bytes) -> None:
         self.path = path
-        """Where the file is now."""
+        """The current path of the file."""
         self.tail = tail
         """The end of the file, after the last piece, from the next piece on."""
         self.events = 0

@@ -166,7 +166,7 @@ def _count(path: Path) -> int:
 
 
 def _packet_end(data: bytes, at: int) -> int | None:
-    """Where the packet ends that begins here; `None` if its length is not there yet."""
+    """End of the packet that begins here; `None` if its length is incomplete."""
     length = shift = 0
     at += 1
     while at < len(data):

@@ -21,11 +21,11 @@ Indices: TypeAlias = NDArray[np.int64]
 Mask: TypeAlias = NDArray[np.bool_]
 
 NONE = -1
-"""In place of an index: there is no such event."""
+"""Stands for an index: there is no such event."""
 UNKNOWN = -2
-"""In place of a parent's index: it is not among these events."""
+"""Stands for a parent's index: the parent is not among these events."""
 RUN_TRACE = -1
-"""In place of a step: the trace of the run."""
+"""Stands for a step: the trace of the run."""
 
 MAX_DEPTH = 1024
 """Generations that are followed to an ancestor; recorded stacks are less deep."""
@@ -153,7 +153,7 @@ class WindowBuffer:
         self._oldest = FOREVER
         self._complete = self._latest = -1
         self._ends: dict[int, int] = {}
-        """When steps ended, in ns."""
+        """Ends of steps, in ns."""
         self.sent_steps: dict[int, None] = {}
         """Steps whose own span was sent."""
         self.unsent_steps: dict[int, tuple[int, int]] = {}
@@ -378,7 +378,7 @@ class Selection:
         return np.where(self.trace_step[found] == self.trace_step[indices], found, NONE)
 
     def _thin_out(self, samples: Mask, limit: RateLimit | None) -> Indices:
-        """As many as the limit allows, at equal distances; the latest is always among them."""
+        """Selects as many as the limit allows, at equal distances, and always the latest."""
         indices = np.flatnonzero(samples)
         if not len(indices):
             return indices

@@ -46,7 +46,7 @@ COMMANDS = (
 MOST_COLUMNS = 120
 """Columns of a line of text that still reads well."""
 _CHOICE = re.compile(r"invalid choice: (.+?)(?:, maybe .+)? \(choose from (.+)\)")
-"""How argparse refuses a value that is not among the choices."""
+"""argparse's message about a value that is not among the choices."""
 NAMES = [command.__name__.rpartition(".")[2] for command in COMMANDS]
 
 EPILOG = """\

@@ -27,7 +27,7 @@ ELSEWHERE = "another profiler of this process records with kineto on another thr
 ROBBED = "the program's own torch profiler recorded on another thread, and a process has one recording of kineto"
 LOST = "somebody else ended our recording, or took torch's profiler from it"
 _SLACK_NS = 1_000_000
-"""By how much the begin of a recording may lie outside of the call that began it: some versions of torch round it."""
+"""ns by which the begin of a recording may lie outside of the call that began it: some versions of torch round it."""
 
 
 class KinetoSession:
@@ -307,7 +307,7 @@ class KinetoSession:
             self._lack(clock.now(), problem)
 
     def _lack(self, at: int, why: str) -> None:
-        """From this time on nobody's recording goes on."""
+        """Begins a gap in every mode: from this time no recording goes on."""
         for mode in self._modes:
             mode.gaps.begin(at, why)
 

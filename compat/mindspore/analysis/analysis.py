@@ -44,7 +44,7 @@ PRODUCTS = "ASCEND_PROFILER_OUTPUT"
 
 
 class AnalysisRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """How a window is analysed."""
+    """Options for the analysis of a window."""
 
     options: ProfilerOptions
     target: DeviceTarget
@@ -73,9 +73,9 @@ class WindowAnalysis(msgspec.Struct, frozen=True, kw_only=True):
     """Directory of the products."""
     window: int
     steps: tuple[int, ...]
-    """Those that were analysed."""
+    """Steps that were analysed."""
     recorded: tuple[int, ...] = ()
-    """Those that the window has."""
+    """Steps of the window."""
     products: tuple[ProductStatus, ...]
     dropped: int = 0
     """Events that the size limit excluded from the timeline."""
@@ -105,7 +105,7 @@ class Analysis(msgspec.Struct, frozen=True):
     rejected: tuple[str, ...] = ()
     """Directories and windows that were passed over, and steps that were not recorded: one sentence for each, with the reason."""
     unreadable: tuple[str, ...] = ()
-    """Those of them that are of windows or directories that could not be read or written."""
+    """The sentences about windows or directories that could not be read or written."""
     notes: tuple[str, ...] = ()
     """Sentences: facts that the products lack, and why."""
 

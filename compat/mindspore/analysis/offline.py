@@ -136,7 +136,7 @@ def _below(path: Path, unreadable: list[str], depth: int = DEPTH) -> Iterator[tu
 
 
 def _modified(path: Path) -> int:
-    """When a directory was changed last, ns; one that is gone or cannot be asked comes last."""
+    """Time of a directory's last change, in ns; 0 if it is gone or cannot be read."""
     try:
         return path.stat().st_mtime_ns
     except OSError:
@@ -189,7 +189,7 @@ class _Content(msgspec.Struct, frozen=True, kw_only=True):
     """The content of a journal, without its events."""
 
     windows: dict[int, Window | None]
-    """By index; `None` for those that were not closed."""
+    """Windows by index; `None` for windows that were not closed."""
     rank: int | None
     world_size: int
     """1 if the journal does not have it."""

@@ -183,7 +183,7 @@ class DynamicProfilerArgs:
         self.steps: int = self._read("steps", further.pop("steps", 0), 0)
         """How many steps are recorded; 0: `stop_step` says where they end."""
         self.ranks: tuple[int, ...] | None = self._read("ranks", further.pop("ranks", None), ())
-        """Those that record; `None` for all, none if it could not be read."""
+        """Ranks that record; `None`: all; empty if the field could not be read."""
         self.overlap: Literal["refuse", "queue"] = self._read("overlap", further.pop("overlap", "refuse"), "refuse")
         """The rule for a window that overlaps another one."""
         self._further = self._read_further(further)

@@ -248,11 +248,11 @@ class DynamicProfilerMonitor:
         self._recorder.begin_wait()
 
     def on_train_step_begin(self, run_context: Any) -> None:
-        """As `step_begin`, by the name that MindSpore calls."""
+        """Calls `step_begin`; MindSpore calls it by this name."""
         self.step_begin(run_context)
 
     def on_train_step_end(self, run_context: Any) -> None:
-        """As `step_end`, by the name that MindSpore calls."""
+        """Calls `step_end`; MindSpore calls it by this name."""
         self.step_end(run_context)
 
     def on_train_end(self, run_context: Any = None) -> None:

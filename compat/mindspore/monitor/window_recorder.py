@@ -106,7 +106,7 @@ class WindowRecorder:
         return self._into / recorded_name(self._rank, window.first, window.last, window.request.run_id)
 
     def _mark(self, event: str, window: ArmedWindow) -> None:
-        """In the trace, in the step that goes on."""
+        """Marks the trace, in the current step."""
         _core.instant(f"dynamic profiler: {event}", category="stepscope", first=window.first, last=window.last)
 
     def _log(self, event: str, window: ArmedWindow, text: str) -> None:

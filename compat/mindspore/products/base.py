@@ -31,9 +31,9 @@ class Product:
     """One or more files that are made of a window while its events go by."""
 
     name: str
-    """Of the product, in the table of what became of each."""
+    """Name of the product, in the table of results."""
     run: Run
-    """There from `open` on."""
+    """The run; set by `open`."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -67,7 +67,7 @@ def spans(events: Block) -> Block:
 
 
 def in_categories(events: Block, categories: Iterable[str]) -> NDArray[np.bool_]:
-    """Which of the events have one of the categories."""
+    """Marks the events that have one of the categories."""
     return np.isin(events["category"], [strings.category(name) for name in categories])
 
 

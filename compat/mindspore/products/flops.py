@@ -78,7 +78,7 @@ class Flops(Product):
         return write_text(self.directory / name, "".join(f"{', '.join(row)}\n" for row in (head, *rows)))
 
     def _share(self, flops: int, ns: int) -> str:
-        """In percent; empty where it is not known."""
+        """The share in percent; empty if it is not known."""
         share = utilization_of(flops, ns, self.peak)
         return "" if share is None else f"{100 * share:.6g}"
 

@@ -37,12 +37,12 @@ class OperatorRow(msgspec.Struct, frozen=True, kw_only=True):
     """The runs of one operator with inputs of the same shapes."""
 
     name: str
-    """With its scope, as in `Default/fc-Dense/MatMul-op1`."""
+    """Name with its scope, as in `Default/fc-Dense/MatMul-op1`."""
     category: str
     device: int | None
     """Number of the device; `None` for operators of the host."""
     shapes: str
-    """Of the inputs; empty where they are not known."""
+    """Shapes of the inputs; empty if they are not known."""
     count: int
     total_ns: int
 
@@ -53,7 +53,7 @@ class OperatorRow(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def type(self) -> str:
-        """Its kind: the name without scope and number."""
+        """The operator's kind: its name without scope and number."""
         head, dash, number = self.short.rpartition("-op")
         return head if dash and head and number.isdigit() else self.short
 

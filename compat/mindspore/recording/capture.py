@@ -64,7 +64,7 @@ MOST_TABLES = 256
 """Windows of a capture whose tables of operators stay in memory; those of earlier ones need raw data."""
 
 CLOSE_SECONDS = 30.0
-"""How long the end of a capture waits at most until the recorded events are on disk."""
+"""Seconds for which the end of a capture waits until the recorded events are on disk."""
 
 
 EVENT_BYTES: Final = 8
@@ -80,7 +80,7 @@ class RecordingCost(NamedTuple):
     cost_ns: int
     """Time of the program's threads and processor time in the background."""
     recorded_ns: int
-    """How long it was."""
+    """Duration of the recording."""
 
 
 class CostEstimate(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,9 +89,9 @@ class CostEstimate(msgspec.Struct, frozen=True, kw_only=True):
     steps: int = 0
     """Steps that it is based on; 0 if nothing was recorded yet."""
     bytes_per_step: float = 0.0
-    """Of raw data, which are deleted when the products are complete (`data_simplification`)."""
+    """Size of the raw data, which are deleted when the products are complete (`data_simplification`)."""
     ns_per_step: float = 0.0
-    """Of the program's threads and of the background's processor time together."""
+    """Time of the program's threads and processor time of the background together."""
     fraction: float | None = None
     """That time as a share of the time recorded; `None` where that is too short."""
     ns_per_event: float = 0.0
@@ -229,7 +229,7 @@ class Capture:
         self._stepped = False
         self._page = resource.getpagesize() if self._options.memory else 0
         self.cost: RecordingCost | None = None
-        """Its cost; there when it has ended, if steps were recorded."""
+        """Its cost; set at its end, if steps were recorded."""
         waits = self._options.data_process and "mindspore" in self._target.frameworks
         self._dataset_waits = DatasetWaits() if waits else None
         self._journal: Path | None = None
@@ -329,11 +329,11 @@ class Capture:
 
     @property
     def journal(self) -> Path:
-        """Of the run."""
+        """The run's journal."""
         return self._journal or self.profiler.output.path / "journal"
 
     def request(self, *, pretty: bool = False, steps: tuple[int, ...] | None = None) -> AnalysisRequest:
-        """How its windows are analysed."""
+        """Options for the analysis of its windows."""
         return AnalysisRequest(options=self._options, target=self._target, pretty=pretty, steps=steps)
 
     def simplify(self) -> Future[None]:

@@ -124,7 +124,7 @@ class Capability(msgspec.Struct, frozen=True):
     text: str
     """The recorded data, or the reason for none."""
     needs: tuple[str, ...] = ()
-    """It takes one of these frameworks; without, there is nothing."""
+    """Frameworks of which one is needed."""
     hint: str = ""
     """The source that gives it without them, in words."""
     caveat: str = ""
@@ -261,7 +261,7 @@ CAPABILITIES: Final[Mapping[str, Mapping[str, Capability]]] = {
         "Ascend": Capability(False, "the device's own data are read by CANN's msprof, which stepscope does not drive"),
     },
 }  # fmt: skip
-"""By option and device. `npu` and `gpu` are activities that were asked for by name."""
+"""Capabilities by option and device. `npu` and `gpu` are activities that were requested by name."""
 
 
 def limits(requested: Iterable[str], target: DeviceTarget) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ PREPROCESS = "preprocess"
 
 _lock = locks.reentrant()
 _users = 0
-"""How many recordings want the spans."""
+"""Number of recordings that want the spans."""
 _undo: list[Callable[[], None]] = []
 _batches = 0
 

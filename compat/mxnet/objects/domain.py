@@ -14,7 +14,7 @@ from stepscope.runtime.threads import locks
 
 SCOPES = ("global", "process", "thread", "task", "marker")
 _lock = locks.reentrant()
-"""Of all counters: held while one changes, so that no change is lost, and values are recorded in their order."""
+"""Guards all counters while one changes, so that no change is lost, and values are recorded in their order."""
 
 
 class Counter:

@@ -46,7 +46,7 @@ class Duration:
         self._arguments = arguments
         self._span = _core.span(legal(type(self).__name__.lower(), name), category=category, **arguments)
         self._entered = 0
-        """How often `_span` was entered and not left."""
+        """Number of entries into `_span` without an exit."""
         self._starts: list[Start] = []
         """Starts that were not stopped and that are forwarded or have a span of their own, of all threads and tasks, the
         latest last."""
@@ -183,7 +183,7 @@ class Frame(Duration):
 
 
 _lock = locks.reentrant()
-"""Of the starts of all objects."""
+"""Guards the starts of all objects."""
 
 
 def _caller() -> tuple[int, int]:

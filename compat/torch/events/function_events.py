@@ -43,7 +43,7 @@ class MemoryUsage:
         self._device: Amounts = np.where(np.isin(devices, _ACCELERATORS), sizes, 0)
 
     def of_spans(self) -> tuple[Amounts, Amounts]:
-        """For each span the bytes on the host and on accelerators."""
+        """Bytes of each span on the host and on accelerators."""
         begin = self._every["ts"].astype(np.int64)
         first = np.searchsorted(self._times, begin, side="left")
         last = np.searchsorted(self._times, begin + self._every["dur"], side="right")

@@ -23,11 +23,11 @@ from stepscope.runtime.files.paths import absolute
 
 _FUNCTION = re.compile(r"(.+)\(\d+\): ")
 _PROFILERS = ("torch/profiler/", "torch/autograd/profiler", "<built-in ", "<frozen ")
-"""How names of functions begin that are stepscope's doing where it calls them; beside those of Python's library."""
+"""Prefixes of names of functions that stepscope itself calls, besides those of Python's library."""
 
 
 def own_names(names: NDArray[np.uint32]) -> NDArray[np.uint32]:
-    """Those of some names that are of functions of stepscope."""
+    """Filters names: functions of stepscope."""
     files = frozenset(_own_files())
     return names[[_file(strings.text(name)) in files for name in names.tolist()]]
 
@@ -149,7 +149,7 @@ class WindowSpans:
         return _core.decode_arguments(self._heap, at, length) if length else {}
 
     def callers(self) -> list[tuple[str, ...]]:
-        """For each span the Python functions around it, the innermost first."""
+        """The Python functions around each span, the innermost first."""
         frames = _categories(self.block, FRAMES).tolist()
         # Values that a span passes on to those inside of it, by 1 + its index.
         passed: list[tuple[str, ...]] = [()]

@@ -1,4 +1,4 @@
-"""How to look at what was written: the command or page that opens it."""
+"""Commands and pages that open a result."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def perfetto(trace: Path) -> str:
 
 
 def _program(name: str, module: str) -> str:
-    """How a program of this Python is called in this shell, whether or not its environment is activated."""
+    """The command that starts this program in this shell, whether or not its environment is activated."""
     script = Path(sys.executable).with_name(name)
     found = shutil.which(name)
     if found is not None and (not script.exists() or Path(found).samefile(script)):

@@ -304,7 +304,7 @@ _CONTAINER = "docker run --gpus all -e NVIDIA_DRIVER_CAPABILITIES=compute,utilit
 
 
 class Check(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One part: whether it works, and what helps if it does not."""
+    """A part of the check: whether it works, and what helps if it does not."""
 
     name: str
     state: State

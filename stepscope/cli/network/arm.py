@@ -29,7 +29,7 @@ from stepscope.runtime.session.ranks import ranks_from
 
 WINDOWS_PATH = "/v1/windows"
 MOST_ANSWER_BYTES = 64 << 20
-"""Of an answer."""
+"""Largest size of an answer."""
 
 
 class OrderedRank(msgspec.Struct, frozen=True, kw_only=True):
@@ -157,7 +157,7 @@ _WITHOUT_COLLECTOR = (
 )
 """The same where no collector is asked."""
 _NAMES = {"start_step": "--start", "stop_step": "--stop"}
-"""Of fields whose option is called otherwise."""
+"""Names of fields whose option has another name."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

@@ -55,7 +55,7 @@ _OPTIONS = {
     "upload_seconds": "--upload-every",
     "allowed_hosts": "--allowed-host",
 }
-"""Of fields whose option is called otherwise."""
+"""Names of fields whose option has another name."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -236,7 +236,7 @@ def _exporter(url: str, token: Path | None) -> str:
 
 
 def _show_log() -> None:
-    """Which streams come and go, and what goes wrong, on standard error; what was done or refused is in the audit."""
+    """Logs to standard error which streams begin and end, and what goes wrong; the audit has what was done or refused."""
     shown = logging.StreamHandler()
     shown.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%Y-%m-%d %H:%M:%S"))
     log = logging.getLogger("stepscope.collector")

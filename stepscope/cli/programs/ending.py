@@ -32,7 +32,7 @@ _T = TypeVar("_T")
 _select, _read, _waitpid = select.select, os.read, os.waitpid
 
 RANKS_WAIT_S = 5.0
-"""How long rank 0 waits for the other ranks' journals to end."""
+"""Seconds for which rank 0 waits for the other ranks' journals to end."""
 SIGNAL_WAIT_S = 8.0
 """How long a program that a signal ends waits for the answer. The sender of the signal kills it after 10 seconds or more."""
 _POLL_S = 0.1
@@ -42,14 +42,14 @@ _WIDTH = 120
 
 
 class Ending(msgspec.Struct, frozen=True, kw_only=True):
-    """Which run the answer is about, and how it is written."""
+    """The run of the answer, and its form."""
 
     path: str
     """The run's directory, or that of all ranks."""
     ranks: int = 0
-    """How many ranks the job has; 0 if it has one, or if the answer is of this rank only."""
+    """Ranks of the job; 0 if it has one, or if the answer is about this rank only."""
     local_ranks: int = 0
-    """How many of these ranks run on this machine: those from 0 on."""
+    """Ranks of the job that run on this machine: the first ones."""
     notes: tuple[tuple[str, str], ...] = ()
     """Further lines: a label and a text."""
     failed: str = ""

@@ -24,7 +24,7 @@ _OWN = (__file__, runpy.__file__, "<frozen runpy>")
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """How a program ended."""
+    """The end of a program."""
 
     code: int
     """Its exit code."""

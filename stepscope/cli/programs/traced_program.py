@@ -327,7 +327,7 @@ class TracedProgram(msgspec.Struct, frozen=True):
             _write(answer or "".join(f"{label}  {text}\n" for label, text in asked.notes))
 
     def _opening(self) -> list[str]:
-        """How to look at the result, if there is one."""
+        """Commands that open the result, if there is one."""
         profiler = self.profiler
         say: list[str] = []
         windows = profiler.statistics().windows if profiler.keep_last is None else len(profiler.saved())

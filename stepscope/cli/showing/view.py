@@ -60,7 +60,7 @@ class TraceServer(http.server.ThreadingHTTPServer):
             ) from error
         own = f"http://{HOST}:{self.server_port}"
         self.address = f"{PERFETTO if ui is None else own}/#!/?url={own}{place}"
-        """Of the page that shows the trace."""
+        """Address of the page that shows the trace."""
 
 
 class _Handler(http.server.SimpleHTTPRequestHandler):
