@@ -1,4 +1,5 @@
-"""Processes of Python that take no more than they may, for what would fill the collector's memory; and their turns."""
+"""Processes of Python with limits of memory, time and size, for work that would fill the collector's memory; and their
+turns."""
 
 from __future__ import annotations
 
@@ -63,7 +64,8 @@ class ProcessBounds(msgspec.Struct, frozen=True, kw_only=True):
 async def bounded(
     arguments: Sequence[str], bounds: ProcessBounds, *, output: bool = False
 ) -> AsyncGenerator[asyncio.subprocess.Process]:
-    """Python with these arguments, within bounds; it is killed at the end if it still runs, and with the collector.
+    """Starts Python with these arguments, within bounds. It is killed at the end of the block if it still runs, and with the
+    collector.
 
     Args:
         output: whether what it writes to standard output is wanted.
@@ -88,7 +90,7 @@ async def bounded(
 
 
 def ended(status: int, bounds: ProcessBounds) -> str:
-    """Why a process ended without an answer."""
+    """The reason why a process ended without an answer."""
     if status in (-signal.SIGKILL, -signal.SIGXCPU):
         return f"it was ended, as it may take {bounds.seconds:g} seconds at most, or the machine had no memory left"
     return f"its process ended with {status}"

@@ -52,7 +52,7 @@ class Bounds(ProcessBounds, frozen=True, kw_only=True):
 
 
 class Source(msgspec.Struct, frozen=True):
-    """A stream's file, and whose it is."""
+    """A stream's file, with its rank and job."""
 
     rank: str
     path: Path
@@ -124,7 +124,7 @@ class Downloads:
 
     @property
     def most(self) -> int:
-        """Bytes on disk that they may take, all that are made at once."""
+        """Bytes on disk that all files may take which are made at the same time."""
         return AT_ONCE * (self._bounds.file_bytes + _AROUND)
 
     def clear(self) -> None:
@@ -192,7 +192,7 @@ class _Pace:
 
     @contextlib.contextmanager
     def taking(self, size: int) -> Generator[None]:
-        """It takes so many bytes inside. Raises `RuntimeError` if it is too slow."""
+        """A context in which the reader takes so many bytes. Raises `RuntimeError` if it is too slow."""
         began = time.monotonic()
         yield
         self._sent += size
@@ -242,7 +242,7 @@ async def _grown(
 
 
 async def _last(stream: asyncio.StreamReader) -> str:
-    """The end of what a process says."""
+    """The end of a process's error output."""
     last = b""
     while chunk := await stream.read(CHUNK):
         last = (last + chunk)[-4 * _MAX_ERROR_TEXT :]
@@ -259,7 +259,7 @@ def _remove(place: Path) -> None:
 
 
 def _largest(place: Path) -> int:
-    """Bytes of what is made there, under whatever name it grows."""
+    """Size of the file that is made in a directory, under whatever name it grows."""
     return max((entry.stat(follow_symlinks=False).st_size for entry in os.scandir(place)), default=0)
 
 

@@ -38,7 +38,7 @@ SEGMENTS_OF_A_DAY = 32
 _MOST_BYTES = 4 << 20
 """Bytes of frames that are read together."""
 _BLOCK = 1 << 16
-"""Bytes of small ones that are read at once."""
+"""Bytes of small frames that are read at once."""
 AT_ONCE = 2
 """Streams that are read at the same time."""
 READ_BYTES = 128 << 20
@@ -50,7 +50,7 @@ what follows its newest index."""
 
 
 class _Part(msgspec.Struct, frozen=True):
-    """Some frames of a file, read on."""
+    """Frames of a file that were read together."""
 
     frames: list[Frame]
     events: int
@@ -99,7 +99,7 @@ class StartupRecovery:
         self._begun: set[str] = set()
 
     def look(self) -> None:
-        """Sees which files there are; to be called before streams are taken."""
+        """Lists the files. Must be called before streams are accepted."""
         found = list[tuple[float, str, Path]]()
         for id, path in self._store.journals():
             try:

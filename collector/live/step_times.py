@@ -16,7 +16,7 @@ RECENT = 1024
 RECENT_WIDTH_NS = 500_000_000
 """Width of a bucket of the last minutes."""
 UNKNOWN = -1.0
-"""Time of a step's own, if it is not known for how long it waited for other ranks."""
+"""Stands for a step's own time, if it is not known for how long it waited for other ranks."""
 
 FEW = 8
 """Steps that are added one by one."""
@@ -35,7 +35,7 @@ of several ranks can be laid over each other."""
 
 
 NEVER = -(1 << 62)
-"""ns, before all steps."""
+"""A time before all steps, in ns."""
 
 
 def is_after(step: StepTime, end: int) -> bool:
@@ -51,7 +51,7 @@ class StepTimes:
         self.count = 0
         """Whole steps seen."""
         self.last: int | None = None
-        """Number of the newest."""
+        """Number of the newest step."""
         self.recent = History(rolling=True, width_ns=RECENT_WIDTH_NS)
         self.all = History(rolling=False)
         self._ring = np.zeros(0, _STEP)
