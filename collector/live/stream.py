@@ -40,7 +40,7 @@ DIED_AFTER = 30.0
 _MOST_STEP_BYTES = 8 << 20
 """Largest size of the unpacked steps of one message. Exporters send less; larger ones are not shown."""
 _FEW, _FEW_BYTES = 64, 1 << 18
-"""Frames that are decoded as soon as they are added, and their bytes: so are those of nearly all messages."""
+"""Few frames, and their bytes: messages with no more are decoded as soon as they are added, as nearly all are."""
 _MOST_BYTES: dict[int, int] = {
     fmt.FrameType.WINDOW_OPENED: 1 << 12,
     fmt.FrameType.WINDOW_CLOSED: 8 << 20,  # 24 for each step; what else is read of it is bounded
@@ -53,13 +53,13 @@ _MOST_BYTES: dict[int, int] = {
 MAX_SUMMARIES = 128
 """Summaries that are kept to judge the newest steps."""
 MAX_STEPS = 2 * MAX_SUMMARY_STEPS
-"""Steps in them; the newest summary stays in any case."""
+"""Steps in these summaries; the newest summary stays in any case."""
 STEPS_PER_SECOND = 4 * MAX_SUMMARY_STEPS
 """Steps that summaries of one stream may bring; an exporter sends a summary about once a second."""
 STEPS_AT_ONCE = 1 << 17
 """Steps that summaries may bring at once: so many an exporter has after a long time without a connection."""
 _SUMMARY_STEPS = 32
-"""A summary counts as so many steps more."""
+"""A summary costs as much as so many steps."""
 _HOUR = 3600 * 10**9
 _RATE_SECONDS = 5
 """Whole seconds that are averaged."""
@@ -90,7 +90,7 @@ class Amounts(msgspec.Struct, frozen=True):
     """Events evicted to keep the files within the limit of the disk."""
 
     def __add__(self, other: Amounts) -> Amounts:
-        """Both together."""
+        """The sum of both."""
         return self._each(other, int.__add__)
 
     def highest(self, other: Amounts) -> Amounts:
@@ -132,7 +132,7 @@ class Rate:
         self._first = 0
 
     def add(self, count: int, now: float) -> None:
-        """So much arrived."""
+        """Counts what arrived."""
         second = int(now)
         if not self._counts:
             self._first = second
@@ -163,12 +163,12 @@ class Allowance:
 
 
 class _FrameBatch:
-    """Frames that came together; `frames` continues after those that were processed."""
+    """Frames that arrived together; `frames` iterates over those that are not processed yet."""
 
     def __init__(self, frames: Sequence[Frame], *, live: bool) -> None:
         self.frames: Iterator[Frame] = iter(frames)
         self.live = live
-        """Whether they have just come, and were not read from the file."""
+        """Whether they were just received, and not read from the file."""
         self.step_bytes = _MOST_STEP_BYTES
 
 
@@ -190,22 +190,22 @@ class Stream:
         self.born_ns = time.time_ns() if born_ns is None else born_ns
         self.connection: Process | None = None
         self.process: Process | None = None
-        """The way to the process, where that is not the connection."""
+        """The way to the process, if that is not the connection."""
         self.remote = False
-        """Whether only summaries of it are known here, as another collector takes it."""
+        """Whether only its summaries are known here, as another collector takes the stream."""
         self._summarized_at = -math.inf
         """Time of the last summary that all collectors get, by the monotonic clock."""
         self.ended_elsewhere = False
-        """Whether its end was announced, or another collector has it; its last frames may be on their way still."""
+        """Whether its end was announced, or another collector has it; its last frames may still be on their way."""
         self.end_looked_up = -math.inf
         """Time of the last question whether another collector has its end, by the monotonic clock."""
         self.next = 0
-        """Number of the first frame that was not taken in here."""
+        """Number of the first frame that was not added here."""
         self.arrived = 0
         """Number of the frame after those that arrived last."""
         self.events = self.missing = 0
         self.undecodable = 0
-        """Frames that make no sense, or are larger than any that an exporter makes: they are not shown."""
+        """Frames that cannot be decoded, or are larger than any that an exporter makes: they are not shown."""
         self.left_out_steps = 0
         """Steps that are in no summary, as there were too many."""
         self.left_out_records = 0
@@ -215,9 +215,9 @@ class Stream:
         self.windows = StreamWindows()
         self.steps = StepTimes()
         self.summaries: deque[JudgedSummary] = deque(maxlen=MAX_SUMMARIES)
-        """The newest, the latest last."""
+        """The newest summaries, the latest last."""
         self.sends_summaries = False
-        """Whether steps come in summaries, so that those among the frames are not read as long as any come."""
+        """Whether summaries bring the steps. While they do, steps among the frames are not read."""
         self.heard_at = -math.inf
         """Time of the last summary, or of the begin of a connection that may bring some, by the monotonic clock."""
         self.steps_at = 0.0
@@ -334,7 +334,7 @@ class Stream:
         self.steps.add_steps(steps, self.clock.offset_ns, min(self.born_ns - _HOUR, latest), latest)
 
     def add_restored(self, frames: Sequence[Frame], events: int, next: int) -> None:
-        """Adds frames that were read from its file, and the number of events in others; it is behind with them."""
+        """Adds frames that were read from its file, and the number of events in other frames, which are not decoded."""
         self.events += events
         self.next = next
         self._append(_FrameBatch(frames, live=False), len(frames), sum(len(payload) for _, _, payload in frames))
@@ -372,7 +372,7 @@ class Stream:
                 self.event_rate.add(self.events - before, self.seen)
 
     def add_missing(self, frames: int, next: int) -> None:
-        """Counts frames that are nowhere any more before frame `next`, which is written; who reads the file sees that as well."""
+        """Counts frames that are lost before frame `next`, which is written. Readers of the file see that as well."""
         if not self.restoring and next >= self.next:
             self.missing += frames
 
@@ -386,19 +386,19 @@ class Stream:
 
     @property
     def amounts(self) -> Amounts:
-        """The highest amounts that it was seen to have: sums of them do not fall when it is counted anew."""
+        """The highest amounts that were reported for it: their sums do not fall when it is counted anew."""
         now = Amounts(self.events, self.bytes, self.lost, self.windows.discarded)
         self._amounts = self._amounts.highest(now)
         return self._amounts
 
     @property
     def lost(self) -> int:
-        """The sum of `dropped`."""
+        """Number of lost events: the sum of `dropped`."""
         return (self.windows.dropped if self._dropped is None else self._dropped).total() + self._capped
 
     @property
     def dropped(self) -> Counter[str]:
-        """Events that are not here, by who lost them and why, as far as ledgers have arrived."""
+        """Lost events by the part that lost them and the reason, as far as ledgers have arrived."""
         lost = self.windows.dropped if self._dropped is None else self._dropped
         return lost + Counter({"journal/cap": self._capped})
 
