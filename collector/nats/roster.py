@@ -1,4 +1,4 @@
-"""Which streams a team has in NATS: whose they are, and which of them are written up to their end."""
+"""The streams that a team has in NATS: their processes, and which of them are stored completely."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class Roster:
         return self.processes[key]
 
     def add(self, key: str, hello: protocol.Header) -> None:
-        """Makes a process known by the `Hello` of its stream. Raises `FormatError` if it is not that."""
+        """Adds a process by the `Hello` of its stream. Raises `FormatError` if the `Hello` is of another stream."""
         if key not in self.processes:
             self._add(key, self._checked(key, hello))
 

@@ -245,7 +245,7 @@ class NatsSource:
                 task.cancel()
 
     async def _hear(self, roster: Roster, message: Msg) -> None:
-        """Notes what a process says of itself, and of its steps."""
+        """Notes a process's `Hello` and its facts of steps."""
         try:
             key = key_of(message.subject)
             header, _ = protocol.decode(message.data)

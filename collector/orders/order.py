@@ -10,7 +10,7 @@ from stepscope.runtime.requests.armed import Armed, ArmedStatus
 from stepscope.runtime.requests.window_request import RunId, Stage
 
 MAX_RANKS_TEXT = 1 << 16
-"""Characters that name ranks: any of 10,000 fit."""
+"""Characters of a list of ranks: any ranks of 10,000 fit."""
 Name = Annotated[str, msgspec.Meta(max_length=255)]
 
 
@@ -36,7 +36,7 @@ class WindowOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     past: Literal["refuse", "clip"] = "refuse"
     overlap: Literal["refuse", "queue"] = "refuse"
     stage: Stage = ""
-    """Only if all are in the stage of this name, such as `fit`."""
+    """Stage such as `fit`; the order is for processes in this stage only."""
     detail: Annotated[str, msgspec.Meta(max_length=200)] | None = None
     """Detail such as `stacks,memory=off`; if it is left out, that of the programs."""
 
@@ -54,7 +54,7 @@ class OrderedRank(msgspec.Struct, frozen=True, kw_only=True):
     stage: str = ""
     """The stage of its training, such as `fit`; empty if the process names none."""
     obeys: bool
-    """Whether it does what was asked for."""
+    """Whether it follows the order."""
     text: str
     """A sentence: the effect, or why there is none."""
     armed: Armed | None = None
@@ -67,8 +67,8 @@ class OrderResult(msgspec.Struct, frozen=True, kw_only=True):
     outcome: Literal["done", "partly", "refused"]
     """`partly`: some processes do not do what the others do."""
     reason: str = ""
-    """Why it was refused, or what is to be known."""
+    """The reason for a refusal, or a remark."""
     first: int | None = None
-    """The first step that is recorded, the same on all."""
+    """The first recorded step, the same on all ranks."""
     last: int | None = None
     ranks: list[OrderedRank]

@@ -20,7 +20,7 @@ from stepscope.runtime.journal.index import WindowRow, read_index, scan
 from stepscope.runtime.journal.records import RunRecord
 
 Isolated = Callable[[str, Callable[[], object]], object]
-"""Does what may fail for one stream."""
+"""Runs a function whose failure costs one stream only."""
 
 MAX_WINDOWS = 1000
 """Windows of a segment that are listed one by one: if more ended in it, half of them are the newest and half the slowest."""
@@ -34,16 +34,16 @@ class StoredStream(msgspec.Struct, frozen=True):
     segments: list[Segment]
     """Segments that are complete, in their order."""
     over: bool
-    """Whether nothing more is expected. If not, another segment follows, which is left alone."""
+    """Whether nothing more is expected. If not, another segment follows, which is not in `segments`."""
 
     @property
     def run(self) -> RunRecord | None:
-        """`None` if no segment says whose it is."""
+        """The run record; `None` if no segment has one."""
         return next((one.run for one in self.segments if one.run is not None), None)
 
     @property
     def job(self) -> str:
-        """Empty if it is unknown."""
+        """Name of the job; empty if it is unknown."""
         return "" if self.run is None else job_of(self.run)
 
     @property
@@ -129,7 +129,7 @@ class Segment(msgspec.Struct, frozen=True):
     first_window: int
     """The lowest number of a window, also of those that are not listed."""
     last_window: int
-    """The highest one."""
+    """The highest number of a window."""
     last_ns: int
     """Unix time of its last event or end of a window; of its last change, if there is none."""
 
@@ -177,7 +177,7 @@ class Segment(msgspec.Struct, frozen=True):
         return {one.index for one in self.windows if one.index in among}
 
     def counted(self) -> Evicted:
-        """How much is in it, by the headers of its frames. Raises `OSError` if it cannot be read, and `FormatError` if
+        """Counts its content, by the headers of its frames. Raises `OSError` if it cannot be read, and `FormatError` if
         it is no journal."""
         events = 0
 

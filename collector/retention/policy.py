@@ -1,4 +1,4 @@
-"""Which segments are evicted first, when there is not room for all."""
+"""The order in which segments are evicted when there is not room for all."""
 
 from __future__ import annotations
 

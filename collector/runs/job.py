@@ -72,7 +72,7 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
     """Number from 0, by rank and then by time; unique in the job."""
     rank: int | None
     start: int
-    """0 for the rank's first process, 1 after it was started again, and so on."""
+    """Number of the start, 0 for the rank's first process."""
     recording: Recording
     clock: str
     """Members with the same one read the same clock, and so are exactly in order."""
@@ -146,12 +146,12 @@ class Job:
 
     @property
     def ranks(self) -> list[int]:
-        """The ranks that are there, in order."""
+        """The ranks of the recordings, in order."""
         return sorted({member.rank for member in self.members if member.rank is not None})
 
     @property
     def missing(self) -> list[range]:
-        """The ranks that should be there, as most members say how many there are."""
+        """The ranks without a recording, by the number of ranks that most members report."""
         size = usual_size(member.recording.run.world_size for member in self.members)
         return missing_ranges(self.ranks, size) if self.ranks else []
 
@@ -178,7 +178,7 @@ class _Clock:
         self._witnesses: list[Pieces] | None = None
 
     def shows(self, recording: Recording) -> bool:
-        """Whether a recording can be of this clock: by its name, its wall clock and what it measured."""
+        """Whether a recording can have this clock: by its name, its wall clock and its measurements."""
         run = recording.run
         if run.clock != self._name or abs(_ahead(run.anchor) - self._ahead) >= SAME_CLOCK_NS:
             return False
