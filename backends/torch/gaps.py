@@ -10,7 +10,7 @@ from stepscope.runtime.sources.sink import Sink
 
 
 class Gaps:
-    """Collects them for the report and the sink, which adds them to the windows. Not for several threads at once."""
+    """Collects gaps for the report and for the sink, which adds them to the windows. One thread at a time may use it."""
 
     def __init__(self, sink: Sink) -> None:
         self._sink = sink

@@ -58,7 +58,7 @@ class StepscopeProfileKwargs(_ProfileKwargs):  # type: ignore[misc]
     on_trace_ready: Callable[..., Any] | Exporter | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
     settings: LoopArguments = field(default_factory=LoopArguments)
     last: AccelerateRun | None = field(default=None, init=False, repr=False, compare=False)
-    """The run that was built last, whose `metrics()` and `errors` say what became of it."""
+    """The run that was built last; it has `metrics()` and `errors`."""
 
     def __post_init__(self) -> None:
         self._settings()
@@ -75,7 +75,7 @@ class StepscopeProfileKwargs(_ProfileKwargs):  # type: ignore[misc]
         return _remade, (self.to_dict(),)
 
     def build(self) -> AccelerateRun:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """The context manager that Accelerate enters."""
+        """Makes the context manager that Accelerate enters."""
         ready = self.on_trace_ready
         callback = None if ready is None or isinstance(ready, Exporter) else ready
         results = LatestResults() if all(getattr(self, need) for need in NEEDS) else None
@@ -90,7 +90,7 @@ class StepscopeProfileKwargs(_ProfileKwargs):  # type: ignore[misc]
         return {name: value for name, value in vars(self).items() if name != "last"}
 
     def to_kwargs(self) -> dict[str, Any]:
-        """The fields that are not as by default."""
+        """The fields that differ from the default."""
         default = StepscopeProfileKwargs().to_dict()
         return {name: value for name, value in self.to_dict().items() if value != default[name]}
 
@@ -158,7 +158,7 @@ class StepscopeTracker(TracingCallback, GeneralTracker):  # type: ignore[misc]
         super().__init__()
         self.handler = handler
         self.loop = Loop(LoopSettings(), "accelerate")
-        """Records nothing; it keeps errors."""
+        """Stores errors; it records nothing."""
 
     @property
     def tracker(self) -> Profiler | None:

@@ -62,7 +62,7 @@ class StepscopeTraceHandler(TracingCallback, _TraceHandler):
         self._files: ChromeFilesBackend | None = None
         self._state: Any = None
         self.resumption_batch_idx = 0
-        """Batch of its epoch at which the training was resumed, as schedules ask for it."""
+        """Batch of its epoch at which the training was resumed; schedules read it."""
         self.loop = Loop(self._chosen, "composer")
 
     def __getstate__(self) -> dict[str, Any]:
@@ -202,7 +202,7 @@ class NextBatch:
 
     @property
     def profiler(self) -> Any:
-        """Composer's profiler, or who knows as well where the training was resumed."""
+        """Composer's profiler, or an object that knows as well where the training was resumed."""
         return self._state.profiler or self._handler
 
     def __getattr__(self, name: str) -> Any:

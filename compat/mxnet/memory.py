@@ -1,4 +1,4 @@
-"""Memory: of the process and of devices as counters, and the table of allocations with the scope of each."""
+"""Memory of the process and of devices as counters, and the table of allocations with the scope of each."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class MemoryBackend(CountingBackend):
 
 
 def used_on_devices(nvml: Nvml) -> Iterator[tuple[int, int]]:
-    """Number and bytes in use, by all processes, of each device that says it."""
+    """Numbers of devices, and bytes in use there by all processes, for devices that report them."""
     for number in range(nvml.count):
         try:
             readings = {reading.name: reading.value for reading in nvml.device(number).memory()}
@@ -88,7 +88,7 @@ MOST_ALLOCATIONS = 1 << 18
 """Allocations, and scopes, that are collected; further ones are counted."""
 
 AMEND = "nvml_amend"
-"""Name of the row, for each device, with the memory that no allocation explains, as MXNet calls it."""
+"""MXNet's name for the row, one for each device, with the memory that no allocation explains."""
 
 COLUMNS = ("Attribute Name", "Requested Size", "Device", "Actual Size", "Reuse?")
 """Columns of MXNet's GPU memory profile."""

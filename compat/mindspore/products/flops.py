@@ -34,7 +34,7 @@ class Flops(Product):
         super().__init__(directory)
         self.table = FlopsTable()
         self.steps: list[tuple[int, int, int]] = []
-        """Number, operations and ns of each step; there when the window was finished."""
+        """Number, operations and ns of each step; set when the window is finished."""
         self.peak = peak
         self._rank = rank
 

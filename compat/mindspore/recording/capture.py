@@ -1,4 +1,4 @@
-"""A capture: one recording from start to stop, with its directories and windows, and what another one will cost."""
+"""A capture: one recording from start to stop, with its directories and windows, and an estimate of another one's cost."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ class CapturedWindow:
         self._caches_operators = True
 
     def analyse(self, request: AnalysisRequest) -> Future[WindowAnalysis]:
-        """Has the products made; those that were made already in the same way are not made again."""
+        """Makes the products; those that were made already in the same way are not made again."""
         key = request.pretty, request.steps
         if key not in self._done:
             self._done[key] = analyse_later(lambda: self._analyse(request))
@@ -153,7 +153,7 @@ class CapturedWindow:
         return own if segments.exists(own) else self._journal
 
     def moved(self, old: Path, new: Path, journal: Path | None) -> None:
-        """A directory has another name now."""
+        """Changes the name of a directory that was moved."""
         self.directory = new if self.directory == old else self.directory
         self._journal = journal or self._journal
 
@@ -163,7 +163,7 @@ class CapturedWindow:
 
     @property
     def analysed(self) -> bool:
-        """True if all that was asked for is complete, and something was."""
+        """Whether at least one product was requested, and all are complete."""
         return bool(self._done) and all(
             future.done() and future.exception() is None and future.result().complete for future in self._done.values()
         )
@@ -220,11 +220,11 @@ class Capture:
         named = None if handler is None else handler.dir_name
         base = default_or_other(self._options.output_path) if named is None else named
         self._base = base if steps_are_fixed else directory_from_environment(base)
-        """Directory below which windows get theirs."""
+        """Directory below which the directories of windows are made."""
         self.directory = new_directory(self._base, self._worker, self._named_device)
         self.windows: list[CapturedWindow] = []
         self._failed: dict[int, str] = {}
-        """Windows whose directory could not be written, and why."""
+        """Windows whose directory could not be written, with the reasons."""
         self.ended = False
         self._stepped = False
         self._page = resource.getpagesize() if self._options.memory else 0
@@ -381,7 +381,7 @@ class Capture:
         return dict.fromkeys((self.directory, *(window.directory for window in self.windows)))
 
     def discard(self) -> None:
-        """Ends recording and deletes what was written: it was begun too early."""
+        """Ends recording and deletes the files: it was begun too early."""
         self.end()
         for directory in self._directories():
             shutil.rmtree(directory, ignore_errors=True)
@@ -440,7 +440,7 @@ class Capture:
 def analyse_captures(
     captures: Sequence[Capture], *, pretty: bool = False, steps: tuple[int, ...] | None = None, waits: bool = True
 ) -> Analysis | None:
-    """Has the products of captures made that have ended. Returns what was made, or `None` at once if it does not wait."""
+    """Makes the products of captures that have ended. Returns what was made, or `None` at once if it does not wait."""
     made = [
         (window, window.analyse(capture.request(pretty=pretty, steps=steps)))
         for capture in captures
