@@ -66,8 +66,8 @@ class StepscopeCallback(TracingCallback, TrainerCallback):
             "active": profiler_active_steps,
             "repeat": profiler_repeat,
         }
-        given = {name: value for name, value in cycle.items() if value is not None}
-        chosen = msgspec.structs.replace(DEFAULT, **given) if given else None
+        changed = {name: value for name, value in cycle.items() if value is not None}
+        chosen = msgspec.structs.replace(DEFAULT, **changed) if changed else None
         also = {
             "profiler_..._steps": ("schedule", chosen),
             "profiler_output_dir": ("output_dir", profiler_output_dir),

@@ -58,11 +58,11 @@ class PerfettoFile(TraceFile):
 
     def count_unfinished(self) -> int:
         """Spans whose begin is delayed."""
-        return self._encoder.held
+        return self._encoder.delayed
 
     def write_pending(self) -> None:
         """Writes the pending begins."""
-        if not self._ended and self._encoder.held:
+        if not self._ended and self._encoder.delayed:
             self._put(self._encoder.release())
 
     def _write(self, events: Block, args: bytes, window: int) -> None:

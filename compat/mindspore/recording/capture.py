@@ -180,7 +180,7 @@ class CapturedWindow:
         return analysis_thread.submit(lambda: operators_of(journal, index, steps)).result()
 
 
-class Asked(NamedTuple):
+class CaptureSettings(NamedTuple):
     """Settings that all captures of a recording share."""
 
     schedule: ScheduleFunction | None
@@ -198,15 +198,17 @@ class Capture:
         ControlError: if STEPSCOPE_OPTIONS cannot be followed. A `ValueError`.
     """
 
-    def __init__(self, recording: Recording, asked: Asked, step: int, *, steps_are_fixed: bool = False) -> None:
+    def __init__(
+        self, recording: Recording, settings: CaptureSettings, step: int, *, steps_are_fixed: bool = False
+    ) -> None:
         """
         Args:
             recording: whose options it records.
-            asked: what the program asks of all captures.
+            settings: those that all captures of the recording share.
             step: number of its first step.
             steps_are_fixed: whether the caller has chosen steps and place, so that STEPSCOPE_OPTIONS has no say in them.
         """
-        self._recording, self._asked, self._options = recording, asked, recording.options
+        self._recording, self._settings, self._options = recording, settings, recording.options
         self._steps_are_fixed = steps_are_fixed
         self.cut_reason = ""
         """Why the window that runs ends before its last step; to be set before `end()`."""
@@ -214,7 +216,7 @@ class Capture:
         self._limits = sources.limits(self._options.requested(), self._target)
         """Requested data that cannot be recorded, in words."""
         self._estimate = recording.estimate
-        handler = asked.handler
+        handler = settings.handler
         self._worker = None if handler is None else handler.worker_name
         self._named_device = named_device(self._options, self._target.device)
         named = None if handler is None else handler.dir_name
@@ -236,7 +238,7 @@ class Capture:
         self.profiler = self._make(step)
 
     def _make(self, step: int) -> Profiler:
-        asked = self._asked
+        settings = self._settings
         loader: tuple[Signal, ...] = ("loader",) if self._options.data_process else ()
         memory: tuple[Signal, ...] = ("steps",) if self._options.memory else ()
         options = Options(close_timeout=CLOSE_SECONDS, signals=memory + loader)
@@ -246,18 +248,18 @@ class Capture:
             backends = sources.choose(self._options, self._target)
             self._asynchronous = [backend for backend in backends if isinstance(backend, MindSporeBackend)]
             made = trace(
-                schedule=asked.schedule,
+                schedule=settings.schedule,
                 backends=backends,
                 # Given here, as products are made of it: the environment may turn off those that nobody needs.
                 exporters=[JournalExporter.of(options_in_effect(options))],
                 on_trace_ready=self._ready,
                 name="mindspore",
                 output_dir=self.directory / RAW,
-                metadata={**asked.metadata.snapshot(), **facts},
+                metadata={**settings.metadata.snapshot(), **facts},
                 start=False,
                 overhead_budget=self._options.overhead_budget,
                 options=options,
-                control=asked.control,
+                control=settings.control,
                 fixed=("output_dir", *STEPS) if self._steps_are_fixed else ("output_dir",),
             )
             if made.keep_last is not None:
@@ -397,7 +399,7 @@ class Capture:
         }
 
     def _write_facts(self, directory: Path, about: dict[str, Any]) -> None:
-        metadata = self._asked.metadata.snapshot()
+        metadata = self._settings.metadata.snapshot()
         write_facts(directory, self._target, about, metadata, strategy=self._options.parallel_strategy)
 
     def _ready(self, window: Window) -> None:
@@ -407,11 +409,11 @@ class Capture:
         except BaseException as error:
             self._failed[window.index] = f"its directory could not be written: {type(error).__name__}: {error}"
             raise
-        asked = self._asked
-        if asked.handler is not None and asked.handler.analyse_flag:
+        settings = self._settings
+        if settings.handler is not None and settings.handler.analyse_flag:
             captured.analyse(self.request())
-        if asked.callback is not None:
-            _call(asked.callback, self._recording)
+        if settings.callback is not None:
+            _call(settings.callback, self._recording)
 
     def _add_window(self, window: Window) -> CapturedWindow:
         """Makes its directory, and writes its facts and, where raw data stay, its journal."""

@@ -312,8 +312,8 @@ class Agreement:
                     plans.report_unable(number, self._rank, armed.reason)
 
     def _follow(self, plan: Plan) -> Armed:
-        window, change, asked = plan.window, plan.change, plan.request.window
-        if window is not None and asked is not None and asked.wants(self._rank):
+        window, change, requested = plan.window, plan.change, plan.request.window
+        if window is not None and requested is not None and requested.wants(self._rank):
             return self._arm(window, plan)
         if change is None or (
             change.command == "extend" and all(each.first != change.first for each in self._profiler.armed())

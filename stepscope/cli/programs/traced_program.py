@@ -322,9 +322,9 @@ class TracedProgram(msgspec.Struct, frozen=True):
         if timed_out or self.prints_ending:
             _write(f"stepscope run: {name} ended the program; what was recorded is in {directory}{rest}\n")
         if not timed_out and self.prints_ending and _takes_text():
-            asked = self._ending(absent=self._absent() if self.profiler.control is not None else "")
-            answer = asked.text_of_other_process().lstrip("\n")  # a line was printed already
-            _write(answer or "".join(f"{label}  {text}\n" for label, text in asked.notes))
+            ending = self._ending(absent=self._absent() if self.profiler.control is not None else "")
+            answer = ending.text_of_other_process().lstrip("\n")  # a line was printed already
+            _write(answer or "".join(f"{label}  {text}\n" for label, text in ending.notes))
 
     def _opening(self) -> list[str]:
         """Commands that open the result, if there is one."""
