@@ -1,4 +1,4 @@
-"""One Chrome trace file while it is written."""
+"""A Chrome trace file while it is written."""
 
 from __future__ import annotations
 

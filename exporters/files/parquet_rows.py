@@ -110,7 +110,7 @@ class WindowRow(msgspec.Struct, frozen=True):
     start_ns: int
     end_ns: int
     about: str
-    """JSON."""
+    """Facts about the window, as JSON."""
 
 
 class ParquetRows:

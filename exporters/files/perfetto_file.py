@@ -41,7 +41,7 @@ class PerfettoFile(TraceFile):
         self._encoder = _core.PerfettoEncoder(base_of(run), run.pid)
         self._process = self._encoder.process(run.pid)
         self._notes = self._process ^ 1 << 63 or 1
-        """Number of the row of what the file says of its run and windows."""
+        """Number of the row with facts about the run and its windows."""
         self._ahead = 0  # wall clock less monotonic clock, as the file has it
 
     @classmethod

@@ -114,7 +114,7 @@ def _replace(note: TraceNote, journal: Path, made: Path, old: list[Path], first:
 
 
 def _is_of(path: Path, run_id: str) -> bool:
-    """Whether a file bears the run's id, or nothing yet but what a trace begins with: the id comes with the first event."""
+    """Whether a file has the run's id, or only the head of a trace yet: the id comes with the first event."""
     head = _head(path)
     if run_id and run_id.encode() in head:
         return True

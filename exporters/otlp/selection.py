@@ -201,12 +201,12 @@ class WindowBuffer:
             self._orphans.append(EventBatch(rows.sources[number], self.index, part, rows.heaps[number]))
 
     def step_sent(self, step: int) -> None:
-        """The span of a step is sent."""
+        """Notes that the span of a step is sent."""
         remember(self.sent_steps, step, None)
         self.unsent_steps.pop(step, None)
 
     def span_sent(self, step: int, begin: int, end: int) -> None:
-        """A span in the trace of a step is sent, perhaps before the span of the step itself."""
+        """Notes that a span in the trace of a step is sent, perhaps before the span of the step itself."""
         if step != RUN_TRACE and step not in self.sent_steps:
             first, last = self.unsent_steps.get(step, (begin, end))
             self.unsent_steps[step] = min(first, begin), max(last, end)

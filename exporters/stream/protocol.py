@@ -156,7 +156,7 @@ class Order(msgspec.Struct, frozen=True, tag=8, array_like=True):
     """A command for the process; only to those whose `Hello` says that they obey any."""
 
     number: Count
-    """Names it on this connection."""
+    """Number of the order on this connection."""
     command: Annotated[bytes, msgspec.Meta(max_length=MAX_ORDER)]
     """`stepscope.runtime.requests.command.Command`, in JSON."""
 

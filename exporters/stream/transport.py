@@ -59,7 +59,7 @@ class LinkSettings(Checked, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """How long a collector without a connection may hold up the end of the run. One that is connected has `timeout` seconds more to
     confirm something. The rest stays in the journal, for `stepscope deliver`."""
     first_sync: SyncInterval = 0.25
-    """Between the first comparisons of the clocks."""
+    """Seconds between the first comparisons of the clocks."""
     sync_interval: SyncInterval = 5.0
     """Between the later ones."""
     insecure: bool = False

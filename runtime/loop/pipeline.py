@@ -100,9 +100,9 @@ class PipelineStatistics(msgspec.Struct, frozen=True):
     drained: int
     """Events that the recorder passed to this profiler."""
     routed: int
-    """Of these, events that the window router has processed."""
+    """Events among these that the window router has processed."""
     unrouted: int
-    """Of these, events that were dropped because closing reached its deadline."""
+    """Events among these that were dropped because closing reached its deadline."""
     undelivered: int
     """Events of backends that wait for the window router: the steps of their time are not known yet."""
     offered: int

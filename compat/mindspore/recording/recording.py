@@ -12,7 +12,7 @@ from typing import Any, Self, TypeVar
 
 from stepscope.compat.mindspore.options.options import ProfilerOptions
 from stepscope.compat.mindspore.options.schedule import TraceHandler
-from stepscope.compat.mindspore.recording.capture import CaptureSettings, Capture, CapturedWindow, CostEstimate
+from stepscope.compat.mindspore.recording.capture import Capture, CapturedWindow, CaptureSettings, CostEstimate
 from stepscope.compat.mindspore.sources.backends import limits
 from stepscope.compat.mindspore.sources.device import detect_target
 from stepscope.runtime import _core

@@ -45,9 +45,9 @@ class Timing(msgspec.Struct, frozen=True):
     patience: float
     """After this time a request that rank 0 has not answered is refused. `next` waits half of it for ranks to join."""
     poll: float
-    """At most this much time is between two turns."""
+    """The most seconds between two turns."""
     margin: float | None = None
-    """From rank 0's choice of a step to this step; default: two turns and a second."""
+    """Seconds from rank 0's choice of a step to this step; default: two turns and a second."""
 
 
 class _Pending(msgspec.Struct):
@@ -86,7 +86,7 @@ class Agreement:
         self._pending: dict[str, _Pending] = {}
         self._plans: Plans | None = None
         self._waits_until = 0.0
-        """Until then, `next` waits for ranks that have not joined."""
+        """Time until which `next` waits for ranks that have not joined."""
         self._followed = 0
         """Number of the latest plan that this rank has read."""
         self._latest: tuple[int, Plan, Armed] | None = None

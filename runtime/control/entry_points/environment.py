@@ -50,7 +50,7 @@ class EnvironmentOptions(Checked, frozen=True, kw_only=True, forbid_unknown_fiel
     """Directory of the first run of the process; further runs use `<name>-2`, `<name>-3`, ... in it. Drop-in replacements
     that make a directory for each run make it in this one."""
     name: Annotated[str, msgspec.Meta(min_length=1)] | None = None
-    """Of the run."""
+    """Name of the run."""
     overhead_budget: Annotated[float, msgspec.Meta(gt=0, lt=1)] | None = None
     """Allowed cost of recording, as a share of the time."""
     metadata: dict[str, Any] = {}
