@@ -21,7 +21,7 @@ class Analysis(Protocol):
         ...
 
     def refused(self, path: Path, why: str) -> Answer:
-        """The reason why there is no answer; empty if there is one."""
+        """Makes an answer that says why there is none."""
         ...
 
     def html(self, shown: object) -> str:
