@@ -1,4 +1,4 @@
-"""Activities: what may be recorded, as torch names it, and what of it is there."""
+"""Activities that may be recorded, by torch's names, and the ones that exist here."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ KINDS: dict[str, set[str]] = {
 }
 """Kinds of events of each activity, in torch's `torch/csrc/profiler/kineto_shim.cpp`."""
 _KINDS_OF = 2, 13
-"""The version of torch that has these."""
+"""Version of torch that has these kinds."""
 
 
 def has_torch() -> bool:

@@ -243,7 +243,7 @@ class DynamicProfilerArgs:
 
     @property
     def args(self) -> dict[str, Any]:
-        """The options for `Profiler`, without those that are left to it; asking changes nothing."""
+        """The options for `Profiler`, without those whose default applies. Reading them changes nothing."""
         level = {} if self._level is None else {"profiler_level": self._level}
         # MindSpore writes its default into every file, so that names what nobody may have asked for.
         named = {} if self._activities == ACTIVITIES[0] else {"activities": list(self._activities)}

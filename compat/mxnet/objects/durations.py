@@ -1,4 +1,4 @@
-"""Tasks, frames and events: what has a begin and an end."""
+"""Tasks, frames and events, which have a begin and an end."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Duration:
         latest last."""
 
     def start(self) -> None:
-        """Begins."""
+        """Begins a span."""
         if forwarding.to is None:
             self._entered += 1
             self._span.__enter__()
@@ -60,7 +60,7 @@ class Duration:
             self._note(self._span)
 
     def _note(self, span: _core.span) -> None:
-        """Begins a start that is forwarded, or has a span of its own."""
+        """Notes a start that is forwarded, or has a span of its own."""
         is_forwarded = forwarding.to is not None
         one = Start(_caller(), span, forwarding.start(self.name, self._category), is_forwarded)
         with _lock:
@@ -187,7 +187,7 @@ _lock = locks.reentrant()
 
 
 def _caller() -> tuple[int, int]:
-    """Tells threads apart, and the tasks of a thread."""
+    """Identifies the thread, and the task of the thread."""
     try:
         task: object = asyncio.current_task()
     except RuntimeError:  # no loop of asyncio runs in this thread

@@ -74,11 +74,11 @@ def _helps(name: str) -> bool:
 
 
 DEVICE = ("kernel", "gpu_memcpy", "gpu_memset", "gpu_user_annotation")
-"""Categories of what runs on an accelerator."""
+"""Categories of spans that ran on an accelerator."""
 FRAMES = ("python_function",)
-"""Category of Python's functions, which torch counts as events where stacks were asked for."""
+"""Category of Python's functions, which torch counts as events if stacks were requested."""
 OPERATORS = ("cpu_op", "cuda_runtime", "cuda_driver", *DEVICE[:3], *FRAMES)
-"""Categories of what is no annotation of the program."""
+"""Categories of spans that are no annotations of the program."""
 _INLINE = int(Flag.ARG_INLINE)
 _NOT_TORCHS = ("task",)
 _HIDDEN = (
@@ -138,9 +138,9 @@ class WindowSpans:
         self.flows = join_blocks(flows)
         """Arrows between spans: each end points to the begin of a span of its track."""
         self.device: NDArray[np.bool_] = _categories(self.block, DEVICE)
-        """Which spans ran on an accelerator."""
+        """Marks the spans that ran on an accelerator."""
         self.annotations: NDArray[np.bool_] = ~_categories(self.block, OPERATORS)
-        """Which spans name a stretch of the program."""
+        """Marks the spans that are annotations of the program."""
 
     def arguments(self, flags: int, at: int, length: int) -> dict[str, Any]:
         """The arguments of a span or allocation, by its columns `flags`, `args_at` and `args_len`."""
