@@ -127,7 +127,7 @@ class DeviceAnswer(msgspec.Struct, frozen=True, kw_only=True):
     kernels: tuple[KernelTime, ...]
     """The kernels with the most time."""
     kernel_names: int
-    """How many names of kernels there are in all."""
+    """Number of names of kernels in all."""
     copies: tuple[KernelTime, ...] = ()
     """Kinds of copies, the ones with the most time first."""
 
@@ -144,9 +144,9 @@ class TaskTimes(msgspec.Struct, frozen=True, kw_only=True):
     count: int
     running: int
     ready: int
-    """How long they could have run, at most, while another task ran."""
+    """Time for which they could have run, at most, while another task ran."""
     waiting: int
-    """How long they waited for something outside of the loop."""
+    """Time for which they waited for something outside of the loop."""
 
 
 class OperatorFlops(msgspec.Struct, frozen=True):
@@ -175,7 +175,7 @@ class FlopsAnswer(msgspec.Struct, frozen=True, kw_only=True):
     operators: tuple[OperatorFlops, ...]
     """The operators with the most operations."""
     names: int
-    """How many names there are in all."""
+    """Number of names in all."""
 
     @property
     def utilization(self) -> float | None:
@@ -190,11 +190,11 @@ class TagMemory(msgspec.Struct, frozen=True):
     """The innermost labelling span: of the program, of a module or of an optimizer; empty if there was none."""
     bytes: int
     count: int
-    """How many allocations these are; 0 for those before the window."""
+    """Number of these allocations; 0 for those before the window."""
 
     @property
     def shown(self) -> str:
-        """The name, or words where there is none."""
+        """The name, or words in place of an empty one."""
         return self.name or "in no span"
 
     def share_of(self, peak: int) -> float:
@@ -275,15 +275,15 @@ class PipelineAnswer(msgspec.Struct, frozen=True, kw_only=True):
     source: str
     """`MindSpore` or `torch`."""
     waited_ns: float | None
-    """How long the loop waited for a batch on average; `None` if that was not recorded."""
+    """Mean time for which the loop waited for a batch; `None` if it was not recorded."""
     machine_use: float | None = None
     """Percent of the processors that the process may use that were busy on average, with any process; `None` if not recorded."""
     operators: tuple[OperatorAnswer, ...]
-    """The one nearest to the training loop first."""
+    """Its operators, the one nearest to the training loop first."""
     bottleneck: str
     """Name of the operator that is too slow; empty if none is."""
     advice: tuple[PipelineAdvice, ...]
-    """The remark on the bottleneck first."""
+    """Remarks, the one on the bottleneck first."""
 
 
 class RankAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -303,18 +303,18 @@ class RankAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """The places with most samples of the stack, if the process has neither steps nor tasks."""
     devices: tuple[DeviceAnswer, ...] = ()
     flops: FlopsAnswer | None = None
-    """`None` if neither shapes of operators' inputs nor FLOPs were recorded."""
+    """The operations; `None` if neither shapes of operators' inputs nor FLOPs were recorded."""
     memory: tuple[DeviceMemory, ...] = ()
     """Devices whose allocations a backend has reported, the one with the highest peak first."""
     collectives: tuple[CollectiveTimes, ...] = ()
-    """The longest first."""
+    """Its collectives, the longest first."""
     pipelines: tuple[PipelineAnswer, ...] = ()
     """Its data pipelines with recorded queues, processors or waits, at most eight: MindSpore's, then those of DataLoaders."""
     saved: tuple[str, ...] = ()
     """Sentences on steps for which a flight recorder saved a window: the trigger's finding, and which part of the step took longer
     than in the median of the recorded steps. The newest `explain.MOST_SAVED`; those that took no longer are not among them."""
     more_pipelines: int = 0
-    """How many more there are."""
+    """Number of further pipelines."""
 
     @property
     def has_steps(self) -> bool:
@@ -339,7 +339,7 @@ class ParallelLayout(msgspec.Struct, frozen=True, kw_only=True):
     groups: tuple[ParallelGroup, ...] = ()
     """The groups that the rank is in."""
     rank: int | None = None
-    """The rank that says so."""
+    """The rank whose metadata have the layout."""
     source: str = ""
     """The source: `declared`, `torch` or `MindSpore`."""
     problem: str = ""
@@ -375,7 +375,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     verdict: str
     """The first sentence."""
     refused: str = ""
-    """Why nothing can be judged, and what to record; empty if something can."""
+    """The reason why nothing can be judged, and what to record; empty if something can."""
     findings: tuple[Finding, ...] = ()
     ranks: tuple[RankAnswer, ...] = ()
     unknown: tuple[str, ...] = ()

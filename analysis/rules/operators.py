@@ -35,7 +35,7 @@ def gaps_ns(rank: RankSummary) -> float:
 
 
 def operators_a_step(rank: RankSummary) -> float:
-    """How many operators a step has, with those inside of others."""
+    """Number of operators in a step, with those inside of others."""
     count = sum(row.count for row in rank.rows if row.category in ("cpu_op", "operator"))
     return count / max(len(rank.facts), 1)
 

@@ -86,7 +86,7 @@ class SlowSteps:
         self.calls: tuple[EventReference, ...] = longest(rank, calls)
         self._calling = place_of_calls(calls)
         self.worker_starts = int(have_one_of(steps[slow], rank.worker_starts).sum())
-        """How many of them have a DataLoader start workers."""
+        """Number of them in which a DataLoader starts workers."""
         self.restarts_workers = self._cause == NAMES[Phase.DATA] and self.worker_starts >= max(
             FEWEST_PERIODS, MAJORITY * len(slow)
         )

@@ -63,7 +63,7 @@ class PipelineOperator(msgspec.Struct, frozen=True, kw_only=True):
     children: tuple[int, ...] = ()
     """Numbers of those that it takes its input from."""
     parent: int = -1
-    """Number of the one that takes its output; -1: the training loop does."""
+    """Number of the operator that takes its output; -1: the training loop does."""
     capacity: int = 0
     """Batches or items that its output queue holds; 0 if it has none."""
     lengths: tuple[int, ...] = ()
@@ -112,9 +112,9 @@ class DataPipeline(msgspec.Struct, frozen=True, kw_only=True):
     interval_ms: float = 0.0
     """Time between two samples; 0: one for each batch."""
     waited_ms: tuple[float, ...] = ()
-    """How long each batch was waited for."""
+    """Time for which the loop waited for each batch."""
     handed_on_ms: tuple[float, ...] = ()
-    """How long it took to hand each batch on."""
+    """Time that handing each batch on took."""
 
     def operator(self, number: int) -> PipelineOperator | None:
         """The operator of a number."""
@@ -286,11 +286,11 @@ class _Loader:
     def __init__(self, facts: dict[str, Any]) -> None:
         self.facts = facts
         self.queue: list[int] = []
-        """How many batches were ready at each fetch."""
+        """The number of batches that were ready at each fetch."""
         self.fetches: list[list[int]] = []
         """Begin and duration of each fetch of a worker, in ns."""
         self.used_ms: list[float] = []
-        """Processor time of those of which it was recorded."""
+        """Processor time of the fetches of which it was recorded."""
         self.waited_ms: list[float] = []
 
 
@@ -352,7 +352,7 @@ class PipelineBuilder:
                 _keep(self._loaders[-1].used_ms, np.array([ms for ms in used if ms is not None], np.float64))
 
     def _begin(self, facts: dict[str, Any]) -> None:
-        """A loader is iterated over: the same one again in each epoch."""
+        """Notes that the program iterates over a loader: the same one again in each epoch."""
         known = next((loader for loader in self._loaders if loader.facts == facts), None)
         if known is not None:
             self._loaders.remove(known)

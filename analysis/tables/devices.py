@@ -253,7 +253,7 @@ class DeviceBuilder:
         )
 
     def _names(self, first: int, last: int, busy: tuple[Times, Times]) -> Counter[tuple[int, str]]:
-        """How long spans of an activity and name were the innermost ones while the device idled."""
+        """Times for which spans of an activity and name were the innermost ones while the device idled."""
         spans: Any = np.concatenate(self._spans) if self._spans else np.zeros(0, _SPAN)
         spans = spans[np.isin(spans["track"], list(self._threads()))]
         if not len(spans):
@@ -285,7 +285,7 @@ class DeviceUse(msgspec.Struct):
     meanwhile: Counter[int]
     names: Counter[tuple[int, str]]
     kernels: Counter[str]
-    """ns of each."""
+    """Time of each kernel, in ns."""
     copies: Counter[str]
     runs: Counter[str]
 

@@ -38,7 +38,7 @@ from stepscope.runtime.windows.step_statistics import first_steps
 MOST_SAMPLES = 200_000
 """Stack samples that are kept: three hours at 20 a second."""
 LATE_NS = 1_000_000
-"""How long after the end of a call a sample may be taken that was asked for during the call."""
+"""ns after the end of a call in which a sample may be taken that was requested during the call."""
 MOST_TASKS = 200_000
 LONGEST_NS = 1 << 55
 _FARTHEST_NS = 1 << 61
@@ -300,7 +300,7 @@ class RankSummary:
             self.not_finite.setdefault(strings.text(name), ts)
 
     def _note_finite_again(self, finite: Block, odd: Block) -> None:
-        """Counts, for each, finite values since its first that is not, less those that are not."""
+        """Counts for each counter the finite values since its first one that is not, less those that are not."""
         for name, first in self.not_finite.items():
             number = strings.intern(name)
             more = int(((finite["name"] == number) & (finite["ts"] > first)).sum())
