@@ -141,7 +141,7 @@ class Downloads:
         """
         copy = journal_copy(path)
         try:
-            piece = await self._disk.ask(lambda: next(copy, b""))
+            piece = await self._disk.try_run(lambda: next(copy, b""))
         except FileNotFoundError as error:
             raise ProblemError(404, "the file of this stream was deleted") from error
         try:
@@ -167,7 +167,7 @@ class Downloads:
 
     async def _made(self, kind: Download, sources: Sequence[Source], window: int | None) -> AsyncGenerator[bytes]:
         place = self._directory / uuid.uuid4().hex
-        await self._disk.ask(lambda: make_directories(place), lambda _: _remove(place))
+        await self._disk.try_run(lambda: make_directories(place), lambda _: _remove(place))
         target = place / f"download{kind.suffix}"
         try:
             command = await self._disk.run(lambda: kind.command(sources, window, target))  # it may write a file

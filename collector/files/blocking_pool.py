@@ -22,9 +22,9 @@ from stepscope.runtime.threads.background_call import start
 T = TypeVar("T")
 
 PATIENCE = 5.0
-"""Seconds that `ask` waits, and that a cancelled caller waits for work that has begun."""
+"""Seconds that `try_run` waits, and that a cancelled caller waits for work that has begun."""
 WAITING = 64
-"""Calls that may wait for a thread when another one is made with `ask`."""
+"""Calls that may wait for a thread when another one is made with `try_run`."""
 
 log = logging.getLogger("stepscope.collector")
 
@@ -75,7 +75,7 @@ class BlockingPool:
                 await finish(self._undone(future, undo), PATIENCE)
             raise
 
-    async def ask(self, work: Callable[[], T], undo: Callable[[T], object] = lambda _: None) -> T:
+    async def try_run(self, work: Callable[[], T], undo: Callable[[T], object] = lambda _: None) -> T:
         """Runs a function on a thread; returns its result if that comes soon. Else, or if the caller is cancelled, the result is undone.
 
         Raises:

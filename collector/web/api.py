@@ -250,7 +250,7 @@ class Api(Controller):
         wanted = {
             stream.id: rank.id for rank in self._collector.streams for stream in rank.streams if stream.job == group.job
         }
-        paths = await self._collector.disk.ask(lambda: self._collector.store.existing_of(wanted))
+        paths = await self._collector.disk.try_run(lambda: self._collector.store.existing_of(wanted))
         sources = {id: Source(wanted[id], path, group.job) for id, path in paths.items()}
         rows = [row for row in group.rows if row.start.stream.id in sources]
         if not rows:
@@ -315,7 +315,7 @@ class Api(Controller):
     async def _file(self, request: AnyRequest, id: str) -> Path:
         """The file of a stream."""
         try:
-            path = await self._collector.disk.ask(lambda: self._collector.store.existing(id))
+            path = await self._collector.disk.try_run(lambda: self._collector.store.existing(id))
         except FormatError as error:
             raise ProblemError(404, str(error)) from error
         stream = self._collector.streams.all.get(id)

@@ -1,4 +1,4 @@
-"""The guard: who may ask what, before any of it is read."""
+"""The guard: checks the rights of each request before its content is read."""
 
 from __future__ import annotations
 

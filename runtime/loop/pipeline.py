@@ -126,7 +126,7 @@ class PipelineSteps(Protocol):
     @property
     def cost_ns(self) -> int: ...
 
-    def ask_detail(self, detail: Detail) -> None: ...
+    def request_detail(self, detail: Detail) -> None: ...
 
 
 class Pipeline:
@@ -435,7 +435,7 @@ class Pipeline:
             self.inbox.wake()  # without recording, nothing else wakes the loop
             detail, cost = self.overhead.look(self.routed_to)
             if detail is not None:
-                self._steps.ask_detail(detail)
+                self._steps.request_detail(detail)
             begun = self._windows.open_since
             if cost is not None and begun is not None and begun <= self.routed_to:
                 self._route(OVERHEAD, self.overhead.cost_event(cost, self.routed_to, self._track), b"")

@@ -104,7 +104,7 @@ class Agreement:
             _begun[counted] += 1
             self._name = f"{_begun[counted]} {self._profiler.stage}"
 
-    def ask(self, payload: AnyRequest, trigger: str, key: str = "") -> None:
+    def request(self, payload: AnyRequest, trigger: str, key: str = "") -> None:
         """Requests a window on all ranks, or another end of windows.
 
         All ranks, including rank 0, read a request of the watched file (trigger `file`); others are forwarded to rank 0.

@@ -78,27 +78,27 @@ async def test_callers_are_answered_soon(monkeypatch: pytest.MonkeyPatch) -> Non
     """The answer says that the call hangs; further ones come at once when many wait. A late result is undone."""
     monkeypatch.setattr(blocking_pool, "PATIENCE", 0.2)
     monkeypatch.setattr(blocking_pool, "WAITING", 2)
-    asked = BlockingPool(1)
+    pool = BlockingPool(1)
     with hanging() as one:
-        calls = [asyncio.create_task(asked.ask(one.work, one.undone.append)) for _ in range(3)]
-        await poll(lambda: asked.waiting == 2)
+        calls = [asyncio.create_task(pool.try_run(one.work, one.undone.append)) for _ in range(3)]
+        await poll(lambda: pool.waiting == 2)
         with refused(StuckError):
-            await asked.ask(one.work)
+            await pool.try_run(one.work)
         for call in calls:
             with refused(StuckError):
                 await call
         one.go.set()
         await poll(lambda: one.undone)
-        assert await asked.ask(lambda: "fine", one.undone.append) == "fine"
+        assert await pool.try_run(lambda: "fine", one.undone.append) == "fine"
         assert one.undone == ["done"]
 
 
 async def test_a_cancelled_caller_waits_for_its_work() -> None:
     """And it is undone, on a thread: a file that was opened is closed before anybody else may have it."""
-    asked = BlockingPool(1)
+    pool = BlockingPool(1)
     with hanging() as one:
         undone: list[threading.Thread] = []
-        call = asyncio.create_task(asked.run(one.work, lambda _: undone.append(threading.current_thread())))
+        call = asyncio.create_task(pool.run(one.work, lambda _: undone.append(threading.current_thread())))
         await poll(lambda: one.threads)
         call.cancel()
         await asyncio.sleep(0)
@@ -115,9 +115,9 @@ async def test_exceptions_of_a_thread_come_out() -> None:
     def fails() -> None:
         raise TimeoutError("ETIMEDOUT")
 
-    for asked in (BlockingPool(1).run, BlockingPool(1).ask):
+    for call in (BlockingPool(1).run, BlockingPool(1).try_run):
         with pytest.raises(TimeoutError, match="ETIMEDOUT"):
-            await asked(fails)
+            await call(fails)
 
 
 async def test_lines_of_the_audit_that_find_no_room_are_counted(

@@ -144,12 +144,12 @@ def test_steps_are_recorded_whole_or_not_at_all(output_dir: Path) -> None:
     with sc.trace(exporters=[memory], output_dir=output_dir, overhead_budget=PLENTY) as profiler:
         profiler.step()
         for number in range(40):
-            profiler._steps.ask_detail(FULL if number % 8 < 4 else MARKS_ONLY)  # pyright: ignore[reportPrivateUsage]
+            profiler._steps.request_detail(FULL if number % 8 < 4 else MARKS_ONLY)  # pyright: ignore[reportPrivateUsage]
             profiler.step()
             for _ in range(3):
                 with sc.span("a"), sc.span("b"):
                     pass
-        profiler._steps.ask_detail(FULL)  # pyright: ignore[reportPrivateUsage]
+        profiler._steps.request_detail(FULL)  # pyright: ignore[reportPrivateUsage]
         profiler.step()
         sc.instant("whole again")
     spans = memory.events(kind=Kind.SPAN)
