@@ -40,7 +40,7 @@ class Case(msgspec.Struct, frozen=True):
     factory: Callable[[], Backend]
     """Makes a new backend, not opened."""
     exercise: Callable[[], object] = _let_time_pass
-    """Does on the training thread, while recording, what makes the backend record something."""
+    """Work on the training thread of which the backend records events."""
     deadline: float = 5.0
     """Seconds for the watermark to pass the end of a window, and for `aclose`."""
     tolerance: int = 1_000_000
@@ -108,7 +108,7 @@ class Stage:
             self.fail(f"aclose must be done within {self.case.deadline:g} s")
 
     def end(self) -> None:
-        """Refuses what comes after `aclose`, as a profiler does, and looks at what the backend's work raised."""
+        """Refuses deliveries after `aclose`, as a profiler does, and raises exceptions of the backend's work."""
         self.sink.close()
         for work in self._work:
             if work.done() and not work.cancelled() and work.exception() is not None:
@@ -120,7 +120,7 @@ class Stage:
         return self._portal.call(function, *args)
 
     def fail(self, what: str) -> NoReturn:
-        """A promise is broken."""
+        """Raises an error: a promise is broken."""
         raise AssertionError(f"{self.backend.name}: {what}")
 
     def _call(self, function: Callable[..., object], *args: object) -> None:

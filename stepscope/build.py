@@ -1,4 +1,4 @@
-"""`trace()`: builds a profiler from what users name."""
+"""`trace()`: builds a profiler from its arguments."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 
 class _Analysis:
-    """Imported when somebody asks: recording needs none of it."""
+    """Imports the analysis when it is used: recording needs none of it."""
 
     def explain(self, path: Path) -> Answer:
         from stepscope.analysis.explain import explain

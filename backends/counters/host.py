@@ -73,7 +73,7 @@ class HostReadings:
                 yield Reading("host runnable threads", int(value))
 
     def memory(self) -> Iterator[Reading]:
-        """Bytes."""
+        """Bytes of memory of the machine and of the process."""
         kilobytes: dict[bytes, int] = {}
         for line in self._meminfo.read_bytes().splitlines():
             name, _, value = line.partition(b":")
@@ -155,7 +155,7 @@ class _Group:
         self._usage = root / "sys/fs/cgroup/cpuacct" / place / "cpuacct.usage"
 
     def processors(self) -> float | None:
-        """How many it may use; `None` for any number."""
+        """Number of processors that it may use; `None` for any number."""
         if self._old:
             quota, period = number(self._quota), number(self._period)
         else:

@@ -64,7 +64,7 @@ class Pipeline(msgspec.Struct, frozen=True):
 
     op_info: tuple[DataOperator, ...]
     sampling_interval: int
-    """ms."""
+    """Time between two samples, in ms."""
 
 
 class _Use(msgspec.Struct, frozen=True):

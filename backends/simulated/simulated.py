@@ -227,7 +227,8 @@ class SimulatedDevice:
             self._sink.run_soon(self._run)
 
     async def aclose(self) -> None:
-        """Delivers what is left without waiting for it to be due. Events behind a deadline are reported as dropped."""
+        """Delivers the remaining events without waiting for them to be due. Events behind a deadline are reported as
+        dropped."""
         if self._sink is None:
             return
         if self._current is not None:
@@ -258,7 +259,7 @@ class SimulatedDevice:
         return self._counts
 
     def poll(self) -> None:
-        """Does what is due now. Called by the device itself on its loop; by hand only under a manual clock."""
+        """Does the work that is due now. Called by the device itself on its loop; by hand only under a manual clock."""
         while self._poll(self._clock()):
             pass
 

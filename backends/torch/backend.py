@@ -186,7 +186,7 @@ class TorchBackend:
             self._mode.set_detail(detail)
 
     def can_choose(self, what: str, on: bool) -> str | None:
-        """Stacks, shapes, memory and the like can be had in kineto mode, window by window."""
+        """Stacks, shapes, memory and the like can be chosen in kineto mode, window by window."""
         if what == "operators":
             return ""
         live = self._live

@@ -1,4 +1,4 @@
-"""The entry of the command line: which commands there are, and what becomes of their errors."""
+"""The entry of the command line: the list of commands, and the handling of their errors."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ class KinetoMode:
         self._detail = FULL
         self._chosen: dict[str, bool] = {}
         self.wants = settings
-        """The settings of torch's profiler now."""
+        """The current settings of torch's profiler."""
 
     @property
     def recording(self) -> bool:

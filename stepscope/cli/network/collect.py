@@ -202,7 +202,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _token_of_environment() -> str:
-    """The token, or nothing. A variable without one in it is refused: the collector would be open without anybody knowing."""
+    """The token of the environment, or nothing. An empty variable is refused: the collector would be open unintentionally."""
     from stepscope.exporters.stream.address import TOKEN_VARIABLE
 
     token = os.environ.get(TOKEN_VARIABLE)
@@ -212,7 +212,7 @@ def _token_of_environment() -> str:
 
 
 def _allow_open_files() -> int:
-    """Lets this process have as many open files as the system lets it, where shells often allow 1,024; how many."""
+    """Raises the limit of open files, for which shells often set 1,024, to the system's limit. Returns it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

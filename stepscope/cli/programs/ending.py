@@ -53,16 +53,16 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[tuple[str, str], ...] = ()
     """Further lines: a label and a text."""
     failed: str = ""
-    """Why the program failed before its first step; shown instead of the note that there are too few steps."""
+    """The reason why the program failed before its first step; shown instead of the note that there are too few steps."""
     absent: str = ""
-    """Why this process recorded nothing; shown instead of an answer, unless another rank recorded something."""
+    """The reason why this process recorded nothing; shown instead of an answer, unless another rank recorded something."""
     width: int = _WIDTH
     colour: bool = False
     says_more: bool = True
     """True if the answer names the command that shows the rest."""
 
     def text(self) -> str:
-        """The answer in few lines, or why there is none."""
+        """The answer in few lines, or the reason why there is none."""
         shown, why = self._try(self._shown)
         return shown or "\n".join([f"  No answer  {why}", *(f"  {label}  {text}" for label, text in self.notes)])
 
@@ -179,7 +179,7 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _newest_run(place: Path) -> tuple[int, bool]:
-    """When the newest run of a directory began, in Unix time, and whether one goes on there; 0 and False if there is none."""
+    """Unix time at which the newest run of a directory began, and whether one goes on there; 0 and False without a run."""
     try:
         is_running = any(note.running for _, note in notes_in(place, []))
         journals = Journals.of(place).found
@@ -202,7 +202,7 @@ def width() -> int:
 
 
 def main() -> None:
-    """Answers a process that a signal ends."""
+    """Writes the answer for a process that a signal ends."""
     opening.shell_directory = Path(sys.argv[2]) if sys.argv[2] else None
     print(msgspec.json.decode(sys.argv[1], type=Ending).text(), flush=True)
 

@@ -79,7 +79,7 @@ def run(program: str, arguments: Sequence[str], *, module: bool) -> Outcome:
 
 
 def why_missing(program: str, *, module: bool) -> str:
-    """Why there is no such program, before anything of it runs; empty if there is one, as far as that can be known."""
+    """The reason why there is no such program, before anything of it runs; empty if there is one, as far as can be known."""
     if module:
         name = program.partition(".")[0]
         if not name:

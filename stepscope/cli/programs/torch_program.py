@@ -156,7 +156,7 @@ class OptimizerSteps:
             self._undo.append(lambda: setattr(module.Optimizer, "profile_hook_step", staticmethod(around)))
 
     def detach(self) -> None:
-        """Lets go of torch. Twice, also on two threads, is the same as once."""
+        """Removes the hooks. Calling it twice, also on two threads, is the same as once."""
         self._detached = True
         undo, self._undo = self._undo, []
         for each in reversed(undo):

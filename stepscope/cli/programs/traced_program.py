@@ -60,7 +60,7 @@ _HOW_TO_TRACE_CHILDREN = (
 
 _CALL = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
 _calls: list[object] = []
-"""Calls that the main thread may yet make, which must not be freed before."""
+"""Calls that the main thread may still make, and that must not be freed before."""
 
 
 def call_on_main_thread(function: Callable[[], None]) -> None:
@@ -84,7 +84,7 @@ def call_on_main_thread(function: Callable[[], None]) -> None:
 
 
 class TracedProgram(msgspec.Struct, frozen=True):
-    """The profiler of `stepscope run`, and what belongs to it."""
+    """The profiler of `stepscope run`, with its files and messages."""
 
     profiler: Profiler
     steps: OptimizerSteps
@@ -295,7 +295,7 @@ class TracedProgram(msgspec.Struct, frozen=True):
         return [("Empty", f"the program {why}: add stepscope.span() to it, or stepscope.instrument(module)")]
 
     def _absent(self) -> str:
-        """Why there is no window; empty if there is one."""
+        """The reason why there is no window; empty if there is one."""
         profiler = self.profiler
         if profiler.saved() if profiler.keep_last is not None else profiler.statistics().windows:
             return ""

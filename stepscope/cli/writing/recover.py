@@ -138,7 +138,7 @@ _ENDINGS = (".json", ".pftrace")
 
 
 def is_trace(path: Path) -> bool:
-    """True if a file is a trace, or what a killed process left of one, by its name."""
+    """Whether a file is a trace, or the draft of a killed run's trace, by its name."""
     return path.name.removesuffix(PART).removesuffix(".gz").endswith(_ENDINGS)
 
 

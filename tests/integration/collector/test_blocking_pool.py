@@ -110,7 +110,7 @@ async def test_a_cancelled_caller_waits_for_its_work() -> None:
 
 
 async def test_exceptions_of_a_thread_come_out() -> None:
-    """However it is asked for; also that a server of files did not answer it."""
+    """By both methods; also an error of a file server that did not answer."""
 
     def fails() -> None:
         raise TimeoutError("ETIMEDOUT")
