@@ -184,11 +184,11 @@ def data(directory: Path) -> dict[str, Any]:
         profiler.analyse()
         found[str(wanted)] = recorded_facts(profiler)
     idle = front.Profiler(output_path=directory / "idle", start_profile=False, data_process=True)
-    said: queue.SimpleQueue[logging.LogRecord] = queue.SimpleQueue()
-    logging.getLogger("stepscope").addHandler(logging.handlers.QueueHandler(said))
+    records: queue.SimpleQueue[logging.LogRecord] = queue.SimpleQueue()
+    logging.getLogger("stepscope").addHandler(logging.handlers.QueueHandler(records))
     idle.start()
     idle.stop()
-    found["idle"] = [said.get().getMessage() for _ in range(said.qsize())]
+    found["idle"] = [records.get().getMessage() for _ in range(records.qsize())]
     return found
 
 

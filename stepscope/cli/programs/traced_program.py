@@ -329,14 +329,14 @@ class TracedProgram(msgspec.Struct, frozen=True):
     def _opening(self) -> list[str]:
         """Commands that open the result, if there is one."""
         profiler = self.profiler
-        say: list[str] = []
+        commands: list[str] = []
         windows = profiler.statistics().windows if profiler.keep_last is None else len(profiler.saved())
         for exporter, path in self.files.items() if windows else ():
             if exporter in TRACES and (trace := _latest(path)) is not None:
-                say.append(opening.perfetto(trace))
+                commands.append(opening.perfetto(trace))
             elif exporter == "tensorboard" and path.exists():
-                say.append(opening.tensorboard(path))
-        return say
+                commands.append(opening.tensorboard(path))
+        return commands
 
 
 def _print_lines(lines: Sequence[tuple[str, str]]) -> None:

@@ -200,8 +200,8 @@ def test_tables_and_events_are_torchs(tmp_path: Path) -> None:
     run.export_memory_timeline(str(tmp_path / "memory.json"))
     assert json.loads((tmp_path / "memory.json").read_text())
     seen[0].export_chrome_trace(tmp_path / "first.json")
-    told = json.loads((tmp_path / "first.json").read_text())
-    assert told["with_stack"] == 1 and told["framework"] == "accelerate" and told["size"] == 4
+    metadata = json.loads((tmp_path / "first.json").read_text())
+    assert metadata["with_stack"] == 1 and metadata["framework"] == "accelerate" and metadata["size"] == 4
     with pytest.raises(TypeError, match="group_by_shape"):
         run.key_averages(group_by_shape=True)  # pyright: ignore[reportCallIssue]
 

@@ -202,8 +202,8 @@ def test_spawned_ranks_write_side_by_side(tmp_path: Path) -> None:
     assert done.stderr.count("stepscope recorded") == 1
     assert f"stepscope recorded 'fit': `stepscope report {run}` shows it\n  of rank 0: " in done.stderr
     traces = [json.loads(path.read_text()) for path in (run / "tensorboard").iterdir()]
-    told = [trace["distributedInfo"] for trace in traces]
-    assert sorted(info["rank"] for info in told) == [0, 1] and {info["world_size"] for info in told} == {2}
+    infos = [trace["distributedInfo"] for trace in traces]
+    assert sorted(info["rank"] for info in infos) == [0, 1] and {info["world_size"] for info in infos} == {2}
     for trace in traces:
         names = [event["name"] for event in trace["traceEvents"]]
         assert names.count("forward") == 3 and "ProfilerStep#4" in names

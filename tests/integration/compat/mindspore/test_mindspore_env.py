@@ -149,14 +149,14 @@ def test_an_empty_environment_records_nothing() -> None:
 @pytest.mark.checklist("B6", "B18")
 def test_the_environment_does_not_replace_the_monitors_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps are those of the file; the environment says where windows go, and may turn them all off."""
-    said = tmp_path / "said"
-    set_options_in_environment(monkeypatch, schedule={"wait": 1, "active": 1}, output_dir=str(said))
+    recordings = tmp_path / "said"
+    set_options_in_environment(monkeypatch, schedule={"wait": 1, "active": 1}, output_dir=str(recordings))
     (tmp_path / "cfg").mkdir()
     (tmp_path / "cfg" / "profiler_config.json").write_text('{"start_step": 2, "stop_step": 4, "analyse_mode": 0}')
     monitor = DynamicProfilerMonitor(tmp_path / "cfg", tmp_path / "out")
     output.loop(6, lambda _: None, lambda _: monitor.step())
     monitor.close()
-    (directory,) = output.windows_below(said)
+    (directory,) = output.windows_below(recordings)
     assert directory.parent.name.endswith("_start2_stop4") and output.steps_of(directory) == [2, 3, 4]
     assert not (tmp_path / "out").exists()
     set_options_in_environment(monkeypatch, enabled=False)

@@ -322,8 +322,10 @@ def test_the_cost_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) 
     first, second = profiler.directories
     size = (first / RAW / "journal").stat().st_size
     assert size / 100 > 5  # four spans and a step's mark in each step, and the names of all that this process recorded
-    told = f"Profiler: recording begins; by 100 steps recorded so far: about {size / 100:,.0f} bytes of raw data and "
-    assert any(message.startswith(told) for message in caplog.messages)
+    begin_line = (
+        f"Profiler: recording begins; by 100 steps recorded so far: about {size / 100:,.0f} bytes of raw data and "
+    )
+    assert any(message.startswith(begin_line) for message in caplog.messages)
     assert estimate.steps == 100
     assert estimate.ns_per_step > 0
     assert output.info(second)["estimate"]["bytes_per_step"] == size / 100

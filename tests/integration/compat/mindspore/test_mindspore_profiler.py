@@ -172,12 +172,12 @@ def test_steps_that_were_not_recorded(tmp_path: Path, caplog: pytest.LogCaptureF
     profiler = output.recorded(tmp_path, steps=6, data_simplification=False)
     some = profiler.analyse(step_list=[4, 99, -1])
     assert some is not None and some.windows[0].steps == (4,) and some.complete
-    told = "step_list: -1, 99 were not recorded; the nearest to -1 is 0"
-    assert some.rejected == (told,) and f"passed over: {told}" in str(some) and told in caplog.text
+    sentence = "step_list: -1, 99 were not recorded; the nearest to -1 is 0"
+    assert some.rejected == (sentence,) and f"passed over: {sentence}" in str(some) and sentence in caplog.text
     none = Profiler.offline_analyse(tmp_path, step_list=range(90, 100), data_simplification=False)
-    (told,) = none.rejected
+    (sentence,) = none.rejected
     assert none.windows[0].steps == ()
-    assert told == "step_list: 90, 91, 92, 93, 94 and 5 more were not recorded; the nearest to 90 is 5"
+    assert sentence == "step_list: 90, 91, 92, 93, 94 and 5 more were not recorded; the nearest to 90 is 5"
     caplog.clear()
     assert profiler.analyse(step_list=[7], mode="async") is None
     analysis_thread.wait(60)

@@ -24,8 +24,8 @@ def test_a_program_for_mxnet_runs_with_its_import_changed(here: Path) -> None:
     text = (ROOT / "tests" / "support" / "data" / "mxnet_objects.py.txt").read_text()
     program = text.replace("from mxnet import profiler", "from stepscope import mxnet as profiler")
     assert program != text
-    said = run(program, here)
-    assert said.splitlines() == ["mydomain mytask myframe myevent mycounter mymarker", "True"]
+    printed = run(program, here)
+    assert printed.splitlines() == ["mydomain mytask myframe myevent mycounter mymarker", "True"]
     events = load("profile.json")
     assert [event["cat"] for event in slices(events, "mytask")] == ["mydomain"]
     assert [event["cat"] for event in slices(events, "myframe")] == ["mydomain,frame"] * 3

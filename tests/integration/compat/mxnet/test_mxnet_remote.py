@@ -35,11 +35,11 @@ def listen():
     for line in sys.stdin:
         words.append(line.strip())
 threading.Thread(target=listen, daemon=True).start()
-said = 0
+read = 0
 while "end" not in words:
     mxnet.step()
-    if len(words) > said:
-        said = len(words)
+    if len(words) > read:
+        read = len(words)
         for _ in range(3):
             with mxnet.Event(words[-1]):
                 pass
@@ -170,8 +170,8 @@ def test_all_ranks_of_a_collector(here: Path, capsys: pytest.CaptureFixture[str]
             windows: list[dict[str, Any]] = []
             while {window["state"] for window in windows} != {"aborted"} and time.monotonic() < ending:
                 assert main(["arm", "--url", url, "--status", "--json"]) == 0
-                told = json.loads(capsys.readouterr().out)
-                windows = [window for rank in told["ranks"] for window in rank["windows"]]
+                answer = json.loads(capsys.readouterr().out)
+                windows = [window for rank in answer["ranks"] for window in rank["windows"]]
             assert len(windows) == 2 and len({(window["first"], window["last"]) for window in windows}) == 1, windows
             for rank in ranks.values():
                 rank.name_step("after begins")

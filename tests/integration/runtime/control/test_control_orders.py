@@ -43,8 +43,8 @@ directory, url, rank, obeys = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.ar
 def ready(window):
     steps = [step.number for step in window.steps]
     armed = window.metadata["armed"]
-    said = f"{armed['run_id']} {steps[0]} {steps[-1]} {armed.get('detail', '-')} {armed.get('note', '-')}\\n"
-    open(f"{directory}/windows-{rank}", "a").write(said)
+    line = f"{armed['run_id']} {steps[0]} {steps[-1]} {armed.get('detail', '-')} {armed.get('note', '-')}\\n"
+    open(f"{directory}/windows-{rank}", "a").write(line)
 control = Control(collector=obeys, signal=True, poll=0.1)
 with stepscope.trace(control=control, exporters=[CollectorExporter(url)], output_dir=directory + "/run", rank=rank,
                      on_trace_ready=ready, name="job", options=stepscope.Options(drain_interval=0.05)) as profiler:

@@ -319,10 +319,10 @@ def test_sigterm(tmp_path: Path) -> None:
         """
 one = sc.trace(keep_last=3, output_dir="one", options=options)
 two = sc.trace(keep_last=sc.FlightRecorder(steps=2, cooldown=3600), output_dir="two", options=options)
-told = sc.trace(keep_last=sc.FlightRecorder(steps=2, triggers=(sc.triggers.Raised(),)), output_dir="told", options=options)
+raised = sc.trace(keep_last=sc.FlightRecorder(steps=2, triggers=(sc.triggers.Raised(),)), output_dir="raised", options=options)
 full = sc.trace(keep_last=sc.FlightRecorder(steps=2, max_windows=1), output_dir="full", options=options)
-with one, two, told, full, sc.trace(output_dir="three"):
-    steps(one, two, told, full)
+with one, two, raised, full, sc.trace(output_dir="three"):
+    steps(one, two, raised, full)
     full.save("first")
     full.flush()
     with sc.span("under way"):
@@ -334,7 +334,7 @@ with one, two, told, full, sc.trace(output_dir="three"):
     )
     assert saved(tmp_path / "one") == {"000000-step7-terminated_by_sigterm.journal": [5, 6, 7]}
     assert saved(tmp_path / "two") == {"000000-step7-terminated_by_sigterm.journal": [6, 7]}
-    assert saved(tmp_path / "told") == {}
+    assert saved(tmp_path / "raised") == {}
     assert list(saved(tmp_path / "full")) == ["000000-step7-first.journal"]
     (window,) = read_windows(next((tmp_path / "one" / "windows").iterdir()))
     facts: Any = window.metadata["flight"]

@@ -169,19 +169,19 @@ def test_every_call_of_an_inert_profiler_returns(process_tree: ProcessTree) -> N
         with trace() as profiler:
             spans("parent's", 5)
             unstarted = sc.trace(output_dir=sys.argv[1] + "-child")
-            held, forked = threading.Event(), threading.Event()
+            entered, forked = threading.Event(), threading.Event()
             def hold():
                 locks = [each._steps.calls._lock for each in (profiler, unstarted)]
                 locks += [each._metadata._lock for each in (profiler, unstarted)] + [profiler._steps.pipeline.inbox._lock]
                 for lock in locks:
                     lock.acquire()
-                held.set()
+                entered.set()
                 forked.wait()
                 for lock in locks:
                     lock.release()
             thread = threading.Thread(target=hold)
             thread.start()
-            held.wait()
+            entered.wait()
             pid = in_child(lambda: work(profiler, unstarted))
             forked.set()
             thread.join()

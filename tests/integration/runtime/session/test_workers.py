@@ -256,12 +256,12 @@ def record(name):
 def worker(number):
     child = os.fork()
     if not child:
-        for each in taken:  # a child has descriptors of its own
+        for each in copies:  # a child has descriptors of its own
             os.close(each)
         sc.join()
         record(f"of worker {number}")
         if before:
-            os.read(held[0], 1)
+            os.read(gate[0], 1)
             record(f"later of worker {number}")
         os._exit(0)
     return child
@@ -269,7 +269,7 @@ def worker(number):
 def drained():
     return [worker.drained for worker in profiler.statistics().recorder.workers]
 
-taken, held = [], os.pipe()
+copies, gate = [], os.pipe()
 children = [worker(number) for number in range(3)] if before else []
 while before and (len(drained()) < 3 or min(drained()) < 100):
     with sc.span("own"):
@@ -280,19 +280,19 @@ top = max(int(name) for name in os.listdir("/proc/self/fd")) + 1
 resource.setrlimit(resource.RLIMIT_NOFILE, (top, hard))
 try:
     while True:
-        taken.append(os.dup(reserve))
+        copies.append(os.dup(reserve))
 except OSError:
     pass
 try:
     children = children or [worker(number) for number in range(3)]
-    os.write(held[1], b"123")
+    os.write(gate[1], b"123")
     for child in children:
         os.waitpid(child, 0)
     for _ in range(30):
         with sc.span("own"):
             time.sleep(0.01)
 finally:
-    for each in taken:
+    for each in copies:
         os.close(each)
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 profiler.close()

@@ -59,10 +59,10 @@ def stays():
         assert holder() == its
 {order.format(sets)}
 stays()
-said = []
-signal.signal(signal.SIGTERM, lambda *_: said.append(1))
+signals_seen = []
+signal.signal(signal.SIGTERM, lambda *_: signals_seen.append(1))
 stays()
-assert said
+assert signals_seen
 profiler.close()
 """
     ends(ELSEWHERE + HOLDER + script, tmp_path, code=0)

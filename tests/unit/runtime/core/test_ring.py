@@ -99,9 +99,9 @@ def test_a_full_ring_drops_by_policy(policy: str) -> None:
         for number in range(1000):
             instant("number", number=number)
         log.drain()
-        kept = [row.arguments["number"] for row in log.of(Kind.INSTANT)]
+        received = [row.arguments["number"] for row in log.of(Kind.INSTANT)]
         now = recorder.statistics()
-        print_json([kept, [[row.name, row.id] for row in log.of(Kind.GAP)], [now.produced, now.drained, now.dropped]])
+        print_json([received, [[row.name, row.id] for row in log.of(Kind.GAP)], [now.produced, now.drained, now.dropped]])
         """,
         options=f"{ONE_SMALL_RING}, overflow={policy!r}",
     )

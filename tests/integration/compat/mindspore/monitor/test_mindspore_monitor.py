@@ -108,8 +108,8 @@ def test_a_window_of_one_step(job: Job, caplog: pytest.LogCaptureFixture) -> Non
         "[Dynamic Profiler] rank 0: start at step 10, will stop at step 10",
         "[Dynamic Profiler] rank 0: stop at step 10",
     ]
-    told = [vars(record)["stepscope"] for record in caplog.records if "stepscope" in vars(record)]
-    assert told == [{"event": event, "rank": 0, "first": 10, "last": 10} for event in ("start", "stop")]
+    logged = [vars(record)["stepscope"] for record in caplog.records if "stepscope" in vars(record)]
+    assert logged == [{"event": event, "rank": 0, "first": 10, "last": 10} for event in ("start", "stop")]
     traced = [event for event in output.events(directory) if event["name"].startswith("dynamic profiler: ")]
     assert {event["name"]: (event["args"]["first"], event["args"]["last"]) for event in traced} == {
         "dynamic profiler: start": (10, 10),
