@@ -159,7 +159,7 @@ def test_a_killed_worker_leaves_its_open_spans(process_tree: ProcessTree) -> Non
 def test_a_worker_records_while_its_parent_does(process_tree: ProcessTree) -> None:
     """Schedule, pause and end of the parent hold for the worker, and a span that is open at a window's end is cut."""
     process_tree.execute("""
-    def say(pipe, word):
+    def send(pipe, word):
         pipe.send(word)
         pipe.recv()
     def work(pipe):
@@ -177,15 +177,15 @@ def test_a_worker_records_while_its_parent_does(process_tree: ProcessTree) -> No
             here, there = context.Pipe()
             child = context.Process(target=work, args=(there,))
             child.start()
-            say(here, "waiting")
-            say(here, "")
+            send(here, "waiting")
+            send(here, "")
             profiler.step()
-            say(here, "recorded")
+            send(here, "recorded")
             profiler.step()
             profiler.flush()
-            say(here, "")
-            say(here, "over")
-            say(here, "")
+            send(here, "")
+            send(here, "over")
+            send(here, "")
             here.send("")
             child.join()
     """)
