@@ -172,7 +172,7 @@ class Streams:
         stream.add_shared_summary(summary)
 
     def restore_first(self, streams: Sequence[str]) -> None:
-        """Streams that are to be read first, the first of them before the others."""
+        """Moves streams to the front of those that are still to be read."""
         for stream in reversed(streams):
             if stream in self.unread:
                 self.unread[stream] = self.unread.pop(stream)

@@ -42,7 +42,7 @@ MAX_STEPS = 512
 NEWEST_STEPS = 24
 """Newest steps that are judged apart from the others, so that a fault which has just begun is found."""
 MAX_JOBS = 32
-"""Jobs that are judged: those of which something came last."""
+"""Jobs that are judged: the ones with the newest data."""
 MAX_FINDINGS = 3
 SLOW_RANK = "slow-rank"
 """Id of the finding that names a rank that holds the others up."""
@@ -59,7 +59,7 @@ class LiveProcess(msgspec.Struct, frozen=True):
 _Rank: TypeAlias = tuple[Stream, list[JudgedSummary]]
 """A rank, and its newest summaries."""
 Judge: TypeAlias = Callable[[Sequence[LiveProcess]], Sequence[LiveFinding]]
-"""Says what is slow in a job, the most costly first. Called on a thread."""
+"""Returns the findings in a job, the most costly first. Called on a thread."""
 
 
 class Verdicts:
@@ -90,7 +90,7 @@ class Verdicts:
         return {(job, *each) for job in self._found for each in self._slow.get(job, ())}
 
     async def run(self) -> None:
-        """Judges until it is cancelled."""
+        """Judges jobs until it is cancelled."""
         while True:
             began = time.monotonic()
             for job, streams in self._jobs().items():

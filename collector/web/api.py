@@ -80,7 +80,7 @@ def _problems(*more: int) -> dict[int, ResponseSpec]:
 
 
 def unread_order(request: AnyRequest, error: HTTPException) -> Response[Problem]:
-    """Notes an order that cannot be read, and says why."""
+    """Logs an order that cannot be read, with the reason."""
     answer = refused(request, error)
     found = answer.content
     _note(request, "ordered", outcome="refused", status=found.status, why=found.detail[:200])
@@ -88,7 +88,7 @@ def unread_order(request: AnyRequest, error: HTTPException) -> Response[Problem]
 
 
 async def not_exposed(connection: ASGIConnection[Any, Any, Any, Any], _: BaseRouteHandler) -> None:
-    """Refuses orders where everybody could give them.
+    """Refuses orders if anybody could give them.
 
     Raises:
         ProblemError: 403.
@@ -313,7 +313,7 @@ class Api(Controller):
         return found[0]
 
     async def _file(self, request: AnyRequest, id: str) -> Path:
-        """The file of a stream."""
+        """Sends the file of a stream."""
         try:
             path = await self._collector.disk.try_run(lambda: self._collector.store.existing(id))
         except FormatError as error:
@@ -324,7 +324,7 @@ class Api(Controller):
         return path
 
     def _made(self, request: AnyRequest, kind: Download, sources: list[Source], window: int, name: str) -> Streamed:
-        """A file that is made of streams' files."""
+        """Sends a file that is made of streams' files."""
         return _sent(request, self._collector.downloads.send(kind, sources, window), f"{name}{kind.suffix}")
 
 

@@ -23,7 +23,7 @@ class _Views(Collector):
         self._snapshot, self._refused = snapshot, refused
 
     def collect(self) -> Iterator[Metric]:
-        """Every family."""
+        """Yields every family of metrics."""
         job = self._snapshot.job
         states = GaugeMetricFamily("stepscope_ranks", "Ranks by state", labels=["state"])
         for state, count in zip(_STATES, (job.connected, job.silent, job.ended, job.died), strict=True):

@@ -1,4 +1,4 @@
-"""The tokens that a collector accepts, what each of them allows, and tickets for downloads."""
+"""The tokens that a collector accepts, their rights, and tickets for downloads."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ class Tokens:
 
     @property
     def has_files(self) -> bool:
-        """True if `run` has anything to do."""
+        """Whether `run` has anything to do."""
         return bool(self._files)
 
     def find(self, text: str) -> Token | None:
@@ -236,7 +236,7 @@ def _of(token: Token) -> str:
 
 
 class Tickets:
-    """Each is for one path, for one use, for a short time: one that is seen in a log is worth nothing."""
+    """Tickets, each for one path, one use and a short time: a ticket in a log is of no use to anybody."""
 
     def __init__(self) -> None:
         self._open: dict[str, tuple[str, float, Token | None]] = {}
