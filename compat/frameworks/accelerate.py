@@ -1,4 +1,4 @@
-"""For Accelerate: `with accelerator.profile(...)` records with stepscope, and what a program logs is in the trace."""
+"""Accelerate: `with accelerator.profile(...)` records with stepscope, and the trace has what the program logs."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ else:
 
 @dataclass
 class StepscopeProfileKwargs(_ProfileKwargs):  # type: ignore[misc]
-    """Takes the place of `accelerate.utils.ProfileKwargs`, with its fields.
+    """Replaces `accelerate.utils.ProfileKwargs`, and has its fields.
 
-    Given to `Accelerator(kwargs_handlers=[...])` or to `accelerator.profile(...)`. With `output_trace_dir`, Accelerate
+    Pass it to `Accelerator(kwargs_handlers=[...])` or to `accelerator.profile(...)`. With `output_trace_dir`, Accelerate
     writes `profile_<rank>.json` there when the run has ended: all windows of it, where torch's profiler gives the last.
-    `on_trace_ready` gets a `FinishedWindow` (a view of the run) for each window, off the training thread, with `key_averages`, `events`,
-    `export_chrome_trace`, `export_stacks` and so on as torch's has them, or is an exporter. Without `schedule_option`
-    everything in the `with` is one window.
+    `on_trace_ready` gets a `FinishedWindow` (a view of the run) for each window, off the training thread, with `key_averages`,
+    `events`, `export_chrome_trace`, `export_stacks` and so on as torch's has them, or is an exporter. Without
+    `schedule_option` everything in the `with` is one window.
 
     Attributes:
         activities: such as `["cpu", "cuda"]`, for torch's operators; as in Accelerate, default: what there is.
@@ -141,7 +141,7 @@ def _activity(name: str) -> Any:
 
 
 class StepscopeTracker(TracingCallback, GeneralTracker):  # type: ignore[misc]
-    """To be given as `Accelerator(log_with=[StepscopeTracker(handler)])`.
+    """Records logged values: `Accelerator(log_with=[StepscopeTracker(handler)])`.
 
     Numbers that are logged become counters of the trace, and the configuration of `init_trackers` its metadata, of
     whatever stepscope records then. The other way, `handler.last.metrics()` are step times for `accelerator.log`.

@@ -57,6 +57,6 @@ _NAMES = {
 
 
 def our_action(action: object) -> object:
-    """Composer's actions as ours; anything else is left as it is, for the profiler to judge."""
+    """Converts Composer's actions to ours. Other values stay, for the profiler to judge."""
     name = getattr(action, "name", "")
     return _NAMES.get(name, action) if isinstance(name, str) else action

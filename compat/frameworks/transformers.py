@@ -23,7 +23,7 @@ else:
 
 
 class StepscopeCallback(TracingCallback, TrainerCallback):
-    """To be given as `Trainer(callbacks=[StepscopeCallback()])`.
+    """A callback: `Trainer(callbacks=[StepscopeCallback()])`.
 
     A training is a run in `output_dir`/fit. Its steps are updates of the weights, numbered as `state.global_step` was at
     the begin, so a resumed training goes on counting. In a step are a span `micro_step` for each batch whose gradients

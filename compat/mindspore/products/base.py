@@ -39,11 +39,11 @@ class Product:
         self.directory = directory
 
     async def open(self, run: Run) -> None:
-        """Is called before any event."""
+        """Begins; called before any event."""
         self.run = run
 
     async def add(self, batch: EventBatch) -> None:
-        """Takes events of the window."""
+        """Adds events of the window."""
 
     async def finish(self, window: Window) -> tuple[Path, ...]:
         """Writes the files and returns them, none if the window has nothing for them."""

@@ -1,4 +1,4 @@
-"""Operators: how often each ran, with what shapes, and how long; as a table, as files and as answers to questions."""
+"""Operators: their runs, shapes and times, as a table, as files and as answers to questions."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class OperatorTable:
         self._devices: dict[int, int] = {}
 
     def add(self, batch: EventBatch) -> None:
-        """Takes the spans of a batch."""
+        """Adds the spans of a batch."""
         events = spans(batch.events)
         if not len(events):
             return
@@ -96,7 +96,7 @@ class OperatorTable:
             sums[1] += total
 
     def merge(self, other: OperatorTable) -> None:
-        """Adds what another table holds."""
+        """Adds the rows of another table."""
         texts = list(other._shapes)
         for (name, category, device, shapes), (count, total) in other._sums.items():
             number = self._shapes.setdefault(texts[shapes], len(self._shapes))

@@ -211,7 +211,7 @@ class Capture:
         self._recording, self._settings, self._options = recording, settings, recording.options
         self._steps_are_fixed = steps_are_fixed
         self.cut_reason = ""
-        """Why the window that runs ends before its last step; to be set before `end()`."""
+        """The reason why the open window ends before its last step; to be set before `end()`."""
         self._target = recording.target
         self._limits = sources.limits(self._options.requested(), self._target)
         """Requested data that cannot be recorded, in words."""

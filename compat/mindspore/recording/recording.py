@@ -81,7 +81,7 @@ class Recording:
 
     @property
     def recording(self) -> bool:
-        """True if it was started and not stopped."""
+        """Whether it was started and not stopped."""
         return self._capture is not None
 
     @property
@@ -219,7 +219,7 @@ class Recording:
             self._capture.profiler.add_metadata_json(key, value)
 
     def discard_capture(self) -> None:
-        """Ends the capture that runs, and deletes what it wrote."""
+        """Ends the current capture, and deletes its files."""
         capture, self._capture = self._capture, None
         if capture is not None:
             self._captures.remove(capture)

@@ -98,7 +98,7 @@ def _counters(options: ProfilerOptions, target: DeviceTarget) -> list[Backend]:
 
 
 def counters_refusal(option: str, target: DeviceTarget) -> str:
-    """Why this machine has no counters for an option, although its device could; empty if it has them."""
+    """The reason why this machine has no counters for an option, although its device could have some; empty if it has them."""
     return _REFUSALS[option, target.device]() if (option, target.device) in _REFUSALS else ""
 
 

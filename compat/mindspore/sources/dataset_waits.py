@@ -33,7 +33,7 @@ class DatasetWaits:
         self._before = 0
 
     def begin(self) -> None:
-        """Has calls recorded."""
+        """Begins to record the calls."""
         global _users
         with _lock:
             _users += 1

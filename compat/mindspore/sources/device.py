@@ -1,4 +1,4 @@
-"""The device that training is for, and the rank of this process."""
+"""The device on which the program trains, and the rank of this process."""
 
 from __future__ import annotations
 
