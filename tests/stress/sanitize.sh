@@ -9,10 +9,10 @@ python=$(realpath --no-symlinks "${PYTHON:-.venv/bin/python}")
 cc=${CC:-gcc}
 kind=address
 case "${1:-}" in address | thread) kind=$1 && shift ;; esac
-nouns=(span strings arguments journal_columns instant ring attach session stack tasks suspended task_factory task_tracks
-  parents spans_across_yield interleaved many_threads programs decorate step_counter signal aggregates step_facts step_statistics
+nouns=(span strings arguments journal_columns instant ring attached_rings session stack tasks suspended task_factory task_tracks
+  parents spans_across_yield interleaved many_threads random_programs decorate step_counter signals_while_recording aggregates step_facts step_statistics
   chrome_encoder perfetto_encoder perfetto_nesting overflow inbox arrow_columns overhead rapid_windows reentrance hanging_calls itt
-  signals signal_handlers signal_threads termination locks known_values blocks segments)
+  unnoticed_signals signal_handlers signal_threads termination locks known_values blocks segments)
 library() { "$cc" -print-file-name="lib$1.so"; }
 # The interpreter is not instrumented, so the sanitizer's library must be loaded before it.
 if [ "$kind" = address ]; then
