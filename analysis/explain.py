@@ -1,4 +1,4 @@
-"""Judges a recording: findings in order of what they cost, or why there is no answer."""
+"""Judges a recording: findings in the order of their cost, or the reason why there is no answer."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def findings_of(job: Job, steps: int) -> tuple[Finding, ...]:
 
 
 def _nothing(rank: RankSummary, steps: int) -> str:
-    """The text if no rule finds anything: for a loop that no rule knows, where its time goes."""
+    """The text if no rule finds anything: for a loop that no rule knows, the parts of its time."""
     if steps < FEWEST_STEPS:
         return NOTHING_OF_TASKS
     took = float(durations(rank.judged_steps).sum())
@@ -170,7 +170,7 @@ def _busy_device(rank: RankSummary) -> str:
 
 
 ENVIRONMENT = {"machine-shared"}
-"""Findings about what is around the program. They come after those about itself."""
+"""Findings about the program's environment. They come after those about the program itself."""
 ECHOES = {
     "slow-rank": (
         "input-bound-in-process",
@@ -203,7 +203,7 @@ ECHOES = {
         "program-waits",
     ),
 }
-"""By finding, those that it explains: they are other views of the same cause, and are left out."""
+"""The findings that each finding explains, by its id: they show the same cause in another way, and are left out."""
 
 DEVICE_IDLE_CAUSES = {
     "slow-rank",

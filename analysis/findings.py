@@ -52,7 +52,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     action: str = ""
     """The change to try first."""
     gain: str = ""
-    """Its gain."""
+    """Expected gain of the change."""
     certainty: str = "likely"
     """`certain`, `likely` or `possible`."""
     steps: tuple[int, ...] = ()
@@ -112,9 +112,9 @@ class DeviceAnswer(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     total_ns: int
     busy_ns: int
-    """At least one kernel, copy or set of memory ran."""
+    """Time in which at least one kernel, copy or set of memory ran."""
     idle_ns: int
-    """Nothing ran on the device."""
+    """Time in which nothing ran on the device."""
     computation_ns: int
     """Kernels other than those of collectives, and sets of memory."""
     communication_ns: int
@@ -127,7 +127,7 @@ class DeviceAnswer(msgspec.Struct, frozen=True, kw_only=True):
     kernels: tuple[KernelTime, ...]
     """The kernels with the most time."""
     kernel_names: int
-    """How many names of kernels there are in all."""
+    """Number of names of kernels in all."""
     copies: tuple[KernelTime, ...] = ()
     """Kinds of copies, the ones with the most time first."""
 
@@ -144,9 +144,9 @@ class TaskTimes(msgspec.Struct, frozen=True, kw_only=True):
     count: int
     running: int
     ready: int
-    """How long they could have run, at most, while another task ran."""
+    """Time for which they could have run, at most, while another task ran."""
     waiting: int
-    """How long they waited for something outside of the loop."""
+    """Time for which they waited for something outside of the loop."""
 
 
 class OperatorFlops(msgspec.Struct, frozen=True):
@@ -163,19 +163,19 @@ class FlopsAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """Floating-point operations of a process."""
 
     total: int
-    """Of the whole recording."""
+    """Operations of the whole recording."""
     a_step: float | None
-    """Of a step, in the mean of those that are judged; `None` without such steps."""
+    """Operations of a judged step, in the mean; `None` without judged steps."""
     rate: float | None
-    """In a second of these steps."""
+    """Operations per second in these steps."""
     peak: float | None
     """The most in a second that the device can do, as it was declared."""
     declared: bool
     """Whether the program has declared them; otherwise they are estimates, by operator."""
     operators: tuple[OperatorFlops, ...]
-    """Those with the most."""
+    """The operators with the most operations."""
     names: int
-    """How many names there are in all."""
+    """Number of names in all."""
 
     @property
     def utilization(self) -> float | None:
@@ -190,11 +190,11 @@ class TagMemory(msgspec.Struct, frozen=True):
     """The innermost labelling span: of the program, of a module or of an optimizer; empty if there was none."""
     bytes: int
     count: int
-    """How many allocations these are; 0 for those before the window."""
+    """Number of these allocations; 0 for those before the window."""
 
     @property
     def shown(self) -> str:
-        """The name, or words where there is none."""
+        """The name, or words in place of an empty one."""
         return self.name or "in no span"
 
     def share_of(self, peak: int) -> float:
@@ -206,7 +206,7 @@ class DeviceMemory(msgspec.Struct, frozen=True, kw_only=True):
     """Memory of a device, as its allocator reports it."""
 
     device: str
-    """Such as `cpu/0` or `gpu/1`."""
+    """The device, such as `cpu/0` or `gpu/1`."""
     capacity: int | None
     """Bytes of the device; `None` if that is not known."""
     allocations: int
@@ -218,7 +218,7 @@ class DeviceMemory(msgspec.Struct, frozen=True, kw_only=True):
     step: int | None
     """The step in which that was; `None` if it was in none."""
     tags: tuple[TagMemory, ...] = ()
-    """By which spans the bytes of the peak were allocated, the most first; empty if there were too many allocations."""
+    """The spans that allocated the bytes of the peak, the most first; empty if there were too many allocations."""
 
 
 class CollectiveTimes(msgspec.Struct, frozen=True, kw_only=True):
@@ -228,9 +228,9 @@ class CollectiveTimes(msgspec.Struct, frozen=True, kw_only=True):
     calls: float
     ns: float
     wait_ns: float | None
-    """Of this the time in which the rank waited for others; `None` if these were not recorded, or ran it another number of times."""
+    """The part of `ns` in which the rank waited for others; `None` if these were not recorded, or ran it more or less often."""
     bytes: float | None
-    """Of the tensors that the rank gives in; `None` if that was not recorded."""
+    """Size of the rank's input tensors; `None` if it was not recorded."""
     bandwidth: float | None
     """These bytes in a second of the time without waiting, as far as that is known."""
 
@@ -239,7 +239,7 @@ class OperatorAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """An operator of a data pipeline. Numbers that were not recorded are `None`."""
 
     name: str
-    """Such as `Map(id=1)`."""
+    """The operator's name, such as `Map(id=1)`."""
     workers: int
     used_per_worker: float | None
     """Percent of a processor that each worker used on average."""
@@ -248,7 +248,7 @@ class OperatorAnswer(msgspec.Struct, frozen=True, kw_only=True):
     queued: float | None
     """The mean length of that queue."""
     filled: float | None
-    """How far the queue is filled on average, in percent."""
+    """Mean length of the queue, in percent of its capacity."""
     empty: float | None
     """Percent of the samples in which the queue is empty."""
 
@@ -275,15 +275,15 @@ class PipelineAnswer(msgspec.Struct, frozen=True, kw_only=True):
     source: str
     """`MindSpore` or `torch`."""
     waited_ns: float | None
-    """How long the loop waited for a batch on average; `None` if that was not recorded."""
+    """Mean time for which the loop waited for a batch; `None` if it was not recorded."""
     machine_use: float | None = None
     """Percent of the processors that the process may use that were busy on average, with any process; `None` if not recorded."""
     operators: tuple[OperatorAnswer, ...]
-    """The one nearest to the training loop first."""
+    """Its operators, the one nearest to the training loop first."""
     bottleneck: str
     """Name of the operator that is too slow; empty if none is."""
     advice: tuple[PipelineAdvice, ...]
-    """The remark on the bottleneck first."""
+    """Remarks, the one on the bottleneck first."""
 
 
 class RankAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -303,18 +303,18 @@ class RankAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """The places with most samples of the stack, if the process has neither steps nor tasks."""
     devices: tuple[DeviceAnswer, ...] = ()
     flops: FlopsAnswer | None = None
-    """`None` if neither shapes of operators' inputs nor FLOPs were recorded."""
+    """The operations; `None` if neither shapes of operators' inputs nor FLOPs were recorded."""
     memory: tuple[DeviceMemory, ...] = ()
     """Devices whose allocations a backend has reported, the one with the highest peak first."""
     collectives: tuple[CollectiveTimes, ...] = ()
-    """The longest first."""
+    """Its collectives, the longest first."""
     pipelines: tuple[PipelineAnswer, ...] = ()
-    """Its data pipelines of which queues, processors or waits were recorded, at most eight: MindSpore's, then those of DataLoaders."""
+    """Its data pipelines with recorded queues, processors or waits, at most eight: MindSpore's, then those of DataLoaders."""
     saved: tuple[str, ...] = ()
     """Sentences on steps for which a flight recorder saved a window: the trigger's finding, and which part of the step took longer
     than in the median of the recorded steps. The newest `explain.MOST_SAVED`; those that took no longer are not among them."""
     more_pipelines: int = 0
-    """How many more there are."""
+    """Number of further pipelines."""
 
     @property
     def has_steps(self) -> bool:
@@ -335,16 +335,16 @@ class ParallelLayout(msgspec.Struct, frozen=True, kw_only=True):
     """How a job is divided among its ranks."""
 
     sizes: dict[str, int]
-    """By kind of parallelism, how many parts there are."""
+    """The number of parts by each kind of parallelism."""
     groups: tuple[ParallelGroup, ...] = ()
     """The groups that the rank is in."""
     rank: int | None = None
-    """The rank that says so."""
+    """The rank whose metadata have the layout."""
     source: str = ""
     """The source: `declared`, `torch` or `MindSpore`."""
     problem: str = ""
     sharding: dict[str, Any] = {}
-    """By name, how tensors are divided: as the program declares it, or as MindSpore's parallel context has it."""
+    """The division of tensors by name, as the program declares it, or as MindSpore's parallel context has it."""
 
     @property
     def sharding_text(self) -> str:
@@ -375,17 +375,17 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     verdict: str
     """The first sentence."""
     refused: str = ""
-    """Why nothing can be judged, and what to record; empty if something can."""
+    """The reason why nothing can be judged, and what to record; empty if something can."""
     findings: tuple[Finding, ...] = ()
     ranks: tuple[RankAnswer, ...] = ()
     unknown: tuple[str, ...] = ()
     """Gaps: data that were not recorded, each with what to record for it."""
     layout: ParallelLayout | None = None
-    """How the job is divided among its ranks, as the first rank knows it; `None` where nobody knows."""
+    """The division of the job among its ranks, as the first rank knows it; `None` if it does not."""
     trust: str = ""
     """One line that says whether all events were recorded and read."""
     missing: dict[str, int] = {}
-    """By source: ns, over all ranks, for which it has no events, or not all, although it should have recorded."""
+    """By source, the time in ns, over all ranks, for which it should have recorded, and lacks events."""
 
     def __str__(self) -> str:
         from stepscope.analysis.terminal import text_of

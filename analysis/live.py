@@ -22,7 +22,7 @@ OF_SINGLE_STEPS = {"slow-steps"}
 
 
 class _LiveRank(Rank):
-    """A process of which nothing but facts of steps is known."""
+    """A process of which only facts of steps are known."""
 
     def __init__(self, process: LiveProcess, facts: Facts) -> None:
         run = process.run

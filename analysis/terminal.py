@@ -41,7 +41,7 @@ MOST_TASK_NAMES = 3
 MOST_OPERATORS = 12
 """Operators of a data pipeline that are shown."""
 OPERATOR_COLUMNS = 22
-"""For an operator's name: their table fits a terminal of 80."""
+"""Width of an operator's name: the table fits a terminal of 80 columns."""
 MOST_PARTS = 12
 MOST_LINES = 15
 """Lines of the short answer."""
@@ -65,7 +65,7 @@ class Line(msgspec.Struct, frozen=True):
     label: str = ""
     """Stands before the text, which stays to the right of it."""
     style: str = ""
-    """Of the label."""
+    """Style of the label."""
 
 
 def show(answer: Answer, console: Console) -> None:
@@ -131,7 +131,7 @@ def _fitting(answer: Answer, console: Console, room: int) -> tuple[list[Text], b
 
 
 def _table(answer: Answer, rank: RankAnswer | None, rows: int) -> Iterator[Line]:
-    """Where the time goes, in few lines: the parts of a step, or tasks."""
+    """A table of the time in few lines: the parts of a step, or tasks."""
     if rank is None:
         yield from without_steps(answer)
         return
@@ -287,7 +287,7 @@ def without_steps(answer: Answer) -> Iterator[Line]:
 
 
 def _flops_and_memory(answer: Answer, rank: RankAnswer | None) -> Iterator[Line]:
-    """Those of the rank that is shown, or of the first that has some."""
+    """Lines on operations and memory of the rank that is shown, or of the first rank that has some."""
     ranks = (*([rank] if rank else []), *answer.ranks)
     flops = next((each.flops for each in ranks if each.flops is not None), None)
     if flops is not None:

@@ -32,9 +32,9 @@ MOST_HANDOVER_NS = 3_000_000
 SLOW_ITEM = 5.0
 """Times the usual time of an item from which on an item is slow."""
 SLOW_ITEM_NS = 1_000_000
-"""By how much it must be longer as well."""
+"""The least excess of a slow item."""
 BUSIER = 2.0
-"""Times the usual processor time of a batch from which on its slow item does not only wait for a processor."""
+"""An item is slow by itself if its batch took so many times the usual processor time; else it may only wait for a processor."""
 FEWEST_SLOW_ITEMS = 3
 """Fewer are single events, such as the first read of a file."""
 
@@ -52,7 +52,7 @@ UNEVEN_WORK = 0.20
 SLOW_STEP = 2.0
 """Times the median from which on a step is slow."""
 SLOW_STEP_NS = 1_000_000
-"""By how much a step must be longer than the median as well: less may be what stepscope itself does."""
+"""The least excess of a slow step over the median: a smaller one may be work of stepscope itself."""
 SLOW_STEPS_COST = 0.10
 """Share of all time that single slow steps cost together, to be a finding."""
 MOST_SLOW_STEPS = 0.3

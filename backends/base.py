@@ -39,7 +39,7 @@ class Backend(Protocol):
     once if the change is made there, else at that thread's next `step()`. False: on the thread that the runtime gives it."""
 
     def open(self, sink: Sink) -> None:
-        """Takes the sink that events are delivered to.
+        """Opens the source, which delivers its events to the sink.
 
         Raises:
             BackendError: if the source cannot be used here; says why and what to do.
@@ -56,18 +56,18 @@ class Backend(Protocol):
         ...
 
     async def aclose(self) -> None:
-        """Delivers what is left and lets go of everything. Runs on the backend's thread and loop, which end afterwards, under
-        the profiler's deadline."""
+        """Delivers the remaining events and releases everything. Runs on the backend's thread and loop, which end afterwards,
+        under the profiler's deadline."""
         ...
 
     def report(self) -> BackendReport:
-        """Reports events, costs and failures. Any time, any thread."""
+        """Returns a report of events, costs and failures. Any time, any thread."""
         ...
 
 
 @runtime_checkable
 class Streaming(Protocol):
-    """The interface of a backend that can deliver at the end of a window only, or while it goes on."""
+    """The interface of a backend that can deliver either at the end of a window only, or while it goes on."""
 
     def stream_only(self) -> None:
         """Called before `open` by a profiler that does not know beforehand when a window ends.
@@ -83,7 +83,7 @@ class Adjustable(Protocol):
     """The interface of a backend whose windows can have more or less detail than it was made for."""
 
     def can_choose(self, what: str, on: bool) -> str | None:
-        """Whether a window can have something, or lack it. Any time, any thread.
+        """Whether a kind of data can be switched on, or off, for a window. Any time, any thread.
 
         Args:
             what: a field of `stepscope.control.WindowDetail`, such as `stacks`; `every` is not asked about.
@@ -95,6 +95,6 @@ class Adjustable(Protocol):
         ...
 
     def choose(self, chosen: Mapping[str, bool]) -> None:
-        """For windows that begin from now on, until the next call: what is named is switched on or off, everything else is
-        as the backend was made. Called where `transition` is called."""
+        """Chooses for windows that begin from now on, until the next call: the named kinds are switched on or
+        off, everything else is as the backend was made. Called where `transition` is called."""
         ...

@@ -13,10 +13,10 @@ from stepscope.runtime.threads.native_threads import Condition
 
 
 class Delivery(msgspec.Struct, frozen=True):
-    """One call of `Sink.deliver`, or the statement of a watermark (then without events)."""
+    """A call of `Sink.deliver`, or a watermark (then without events)."""
 
     at: int
-    """When it came, in ns."""
+    """Time of the call, in ns."""
     events: Block
     args: bytes
     watermark: int | None
@@ -28,7 +28,7 @@ class Delivery(msgspec.Struct, frozen=True):
 
 
 class Loss(msgspec.Struct, frozen=True):
-    """One call of `Sink.dropped`."""
+    """A call of `Sink.dropped`."""
 
     count: int
     reason: str
@@ -36,7 +36,7 @@ class Loss(msgspec.Struct, frozen=True):
 
 
 class Absence(msgspec.Struct, frozen=True):
-    """One call of `Sink.missing`."""
+    """A call of `Sink.missing`."""
 
     start: int
     end: int
@@ -75,7 +75,7 @@ class CollectingSink:
         watermark: int | None = None,
         launched_before: int | None = None,
     ) -> int:
-        """Keeps a block. Raises `ClosedError` after `close`."""
+        """Stores a block. Raises `ClosedError` after `close`."""
         with self._changed:
             if self.closed:
                 raise ClosedError("the sink is closed: this backend delivers after aclose()")
@@ -86,7 +86,7 @@ class CollectingSink:
         return len(events)
 
     def watermark(self, at: int) -> None:
-        """Keeps the statement that everything before `at` was delivered."""
+        """Stores the watermark: everything before `at` was delivered."""
         with self._changed:
             self._append(empty_block(), b"", at)
 
@@ -97,23 +97,23 @@ class CollectingSink:
         self._changed.notify_all()
 
     def dropped(self, count: int, reason: str, at: int) -> None:
-        """Keeps the report of a loss."""
+        """Stores the report of a loss."""
         with self._changed:
             self.losses.append(Loss(count, reason, at))
             self._changed.notify_all()
 
     def missing(self, start: int, end: int, why: str) -> None:
-        """Keeps the statement that nothing was recorded for a time."""
+        """Stores the report of a time for which nothing was recorded."""
         with self._changed:
             self.absences.append(Absence(start, end, why))
             self._changed.notify_all()
 
     def advancing(self) -> None:
-        """Counts the statement that the work goes on."""
+        """Counts the reports of progress."""
         self.advances += 1
 
     def run_soon(self, work: object) -> None:
-        """Runs a coroutine function, or keeps it."""
+        """Runs a coroutine function, or stores it."""
         if self._start is None:
             self.work.append(work)
         else:

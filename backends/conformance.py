@@ -40,11 +40,11 @@ class Case(msgspec.Struct, frozen=True):
     factory: Callable[[], Backend]
     """Makes a new backend, not opened."""
     exercise: Callable[[], object] = _let_time_pass
-    """Does on the training thread, while recording, what makes the backend record something."""
+    """Work on the training thread of which the backend records events."""
     deadline: float = 5.0
     """Seconds for the watermark to pass the end of a window, and for `aclose`."""
     tolerance: int = 1_000_000
-    """How far the times of events may be off, in ns: what the backend's clock is known to."""
+    """The largest error of the times of events, in ns: that of the backend's clock."""
     silent: bool = False
     """True if it need not deliver any event."""
 
@@ -108,7 +108,7 @@ class Stage:
             self.fail(f"aclose must be done within {self.case.deadline:g} s")
 
     def end(self) -> None:
-        """Refuses what comes after `aclose`, as a profiler does, and looks at what the backend's work raised."""
+        """Refuses deliveries after `aclose`, as a profiler does, and raises exceptions of the backend's work."""
         self.sink.close()
         for work in self._work:
             if work.done() and not work.cancelled() and work.exception() is not None:
@@ -120,7 +120,7 @@ class Stage:
         return self._portal.call(function, *args)
 
     def fail(self, what: str) -> NoReturn:
-        """A promise is broken."""
+        """Raises an error: a promise is broken."""
         raise AssertionError(f"{self.backend.name}: {what}")
 
     def _call(self, function: Callable[..., object], *args: object) -> None:
@@ -191,7 +191,7 @@ def _check_deliveries(at: Stage, times: list[int], windows: int) -> None:
 
 
 def check_names(case: Case) -> None:
-    """It is a `Backend`, and says what it is before it is opened."""
+    """It is a `Backend`, and has its names and flags before it is opened."""
     backend = case.factory()
     lacks = lacking(backend, Backend)
     assert not lacks, f"{backend!r} lacks {lacks}, see stepscope.backends.Backend"

@@ -36,7 +36,7 @@ class GroupReadings:
         return next((facts for facts in reversed(readings) if facts), {} if readings else self.read())
 
     def read(self) -> Mapping[str, Any]:
-        """As torch's profiler writes it into traces, for tools that distinguish ranks; empty if there is no process group."""
+        """Reads the groups in the form of torch's traces, by which tools tell ranks apart; empty without a group."""
         dist: Any = sys.modules.get("torch.distributed")
         if dist is None or not dist.is_available() or not dist.is_initialized():
             return {}
@@ -55,7 +55,7 @@ class GroupReadings:
 
 
 groups = GroupReadings()
-"""Those of this process."""
+"""The groups of this process."""
 
 
 DECLARED: Final = "parallel_layout"
@@ -69,7 +69,7 @@ KINDS: Final[Mapping[str, frozenset[str]]] = {
 }
 """Kinds of parallelism, with the words by which programs name their dimensions."""
 MESH: Final = "mesh_"
-"""How torch begins the descriptions of the groups of a `DeviceMesh`."""
+"""Prefix of torch's descriptions of the groups of a `DeviceMesh`."""
 NOT_KNOWN: Final = "not known: "
 """Begins the text that stands for a value which could not be read; the reason follows."""
 CONTEXT: Final = (

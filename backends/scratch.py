@@ -41,7 +41,7 @@ def remove_scratch(path: Path) -> None:
 
 
 def _remove_all(*_: str) -> None:
-    """At the end or a signal, by its name. Daemon threads that would have removed their files are stopped by the exit."""
+    """Removes files at the exit or at a signal. Daemon threads that would have removed theirs are stopped by the exit."""
     global _exiting
     _exiting = True
     for path in list(_paths):

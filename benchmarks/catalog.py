@@ -8,7 +8,7 @@ from benchmarks.cases.runs import closing, memory, startup
 from benchmarks.cases.spans import annotating, idle, span, span_in_task, tasks
 from benchmarks.cases.steps import control, flight, small_windows, step, window_end
 from benchmarks.cases.streaming import collector, jetstream, merge
-from benchmarks.cases.training import faulty_exporters, front_doors, governor, operators, training
+from benchmarks.cases.training import faulty_exporters, governor, operators, replacements, training
 
 ROWS = (
     *span.ROWS,
@@ -35,6 +35,6 @@ ROWS = (
     *closing.ROWS,
     *collector.ROWS,
     *jetstream.ROWS,
-    *front_doors.ROWS,
+    *replacements.ROWS,
     *startup.ROWS,
 )

@@ -65,9 +65,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("stepscope.collector")
 
 THREADS = 4
-"""Threads that ask the disk what requests want of it."""
+"""Threads that run the blocking reads of requests."""
 FLUSH = 1.0
-"""Seconds that the last lines of the audit have at the end."""
+"""Seconds that writing the last lines of the audit may take at the end."""
 
 
 class Collector:
@@ -103,7 +103,7 @@ class Collector:
         self.clock = ServerClock()
         self.audit = Audit(settings.directory)
         self.disk = BlockingPool(THREADS)
-        """For what requests ask of it."""
+        """Runs the blocking reads of requests."""
         self.parts = BackgroundTasks()
         self.tickets = Tickets()
         # Nothing brakes a file that is being made: room for them is kept free.
@@ -258,7 +258,7 @@ class Collector:
                 raise FormatError(f"its token allows streams of the job {job!r}, and this one is of {other!r}")
 
     def no_request(self, why: str, client: tuple[str, int] | None) -> None:
-        """A connection was refused before any request."""
+        """Logs a connection that was refused before any request."""
         self.audit.refuse(why, f"{client[0]}:{client[1]}" if client else "", "")
 
 
@@ -329,11 +329,12 @@ def _failed(request: Request[Any, Any, Any], error: Exception) -> Response[Probl
 
 
 class BackgroundTasks:
-    """Runs them. One that ends though it should not is logged, and reported to every client until the collector is restarted."""
+    """Runs background tasks. A task that ends too early is logged, and reported to every client until the collector is
+    restarted."""
 
     def __init__(self) -> None:
         self._problems: dict[str, str] = {}
-        """Of each part; empty while it goes on, and when it is done."""
+        """The problem of each part; empty while the part runs, and after it is done."""
         self._closing = False
 
     @contextlib.asynccontextmanager
@@ -354,7 +355,7 @@ class BackgroundTasks:
             await end_tasks(*tasks)
 
     def view(self) -> list[PartView]:
-        """All of them."""
+        """The state of all tasks."""
         return [PartView(name=name, problem=problem) for name, problem in self._problems.items()]
 
     def _ended(self, name: str, task: asyncio.Task[None], *, done: bool) -> None:
@@ -364,7 +365,7 @@ class BackgroundTasks:
         self.failed(name, error)
 
     def failed(self, name: str, error: BaseException | None = None) -> None:
-        """A part has ended though it should not: by an error, or without one."""
+        """Logs a part that has ended too early: by an error, or without one."""
         why = "it ended without an error" if error is None else f"{type(error).__name__}: {error}"
         self._problems[name] = why[:500]
         log.error("the collector does not go on with a part of its work, %s: %s", name, why, exc_info=error)

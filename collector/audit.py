@@ -1,4 +1,4 @@
-"""The audit: a line for everything that somebody did to a collector, or tried."""
+"""The audit: a line for each action, or attempt, of a client."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Audit:
         return self._unwritten + self._omitted
 
     def line(self, action: str, client: str, **facts: str | int) -> None:
-        """Notes what was done, by whom, and what is to know of it. Callers never pass tokens."""
+        """Writes a line about an action: who did it, and its facts. Callers never pass tokens."""
         text = msgspec.json.encode({"time": time.time(), "action": action, "client": client, **facts})
         log.info("%s", text.decode())
         if self._disk.waiting >= MOST_WAITING:
@@ -60,7 +60,7 @@ class Audit:
         self._disk.submit(lambda: _append(path, text + b"\n")).add_done_callback(self._written)
 
     def refuse(self, why: str, client: str, path: str, method: str = "") -> None:
-        """A request was refused before anything of it was done."""
+        """Writes a line about a request that was refused before anything of it was done."""
         self.refused += 1
         second = int(time.monotonic())
         if second != self._second:
@@ -76,7 +76,7 @@ class Audit:
             self.line(REFUSED, client, why=why, path=path[:200], **request, refused=self.refused)
 
     async def flush(self, seconds: float) -> bool:
-        """Waits until the lines so far are written or have failed, so many seconds at most; whether that is so."""
+        """Waits until the lines so far are written or have failed, so many seconds at most. Returns whether they have."""
         try:
             async with asyncio.timeout(seconds):
                 await asyncio.wrap_future(self._disk.submit(lambda: None))

@@ -31,9 +31,9 @@ log = logging.getLogger("stepscope.collector")
 REFUSAL_TIMEOUT = 2.0
 """Seconds in which a refusal must have been sent."""
 MAX_GATHER_MS = 2000
-"""How long small frames wait for more at most, in milliseconds: one for each rank."""
+"""The most milliseconds for which exporters gather small frames: one for each rank."""
 _MANY = 4096
-"""Frames of a message from which on a thread checks them: it takes some microseconds for each."""
+"""A message with so many frames is checked on a thread: each frame takes some microseconds."""
 _FEW_STEPS = 128
 """Steps of a summary that are read at once; of larger ones one in each turn of the loop, as they take it some ms."""
 REPLACED = "another connection of this stream came"
@@ -78,7 +78,7 @@ class Connection:
         self._order_number = 0
 
     async def serve(self) -> None:
-        """Takes what comes until the connection is closed."""
+        """Processes messages until the connection is closed."""
         if protocol.SUBPROTOCOL not in self._scope["subprotocols"]:
             self._note(f"it does not speak {protocol.SUBPROTOCOL}")
             error = ProblemError(426, f"this collector speaks {protocol.SUBPROTOCOL}")
@@ -171,7 +171,7 @@ class Connection:
                             await self._send(answer)
 
     def _gather_ms(self, run: RunRecord) -> int:
-        """Of a small job everything comes at once; of one with 1,000 ranks, a message each second."""
+        """Milliseconds for which exporters gather small frames: as many as the job has ranks."""
         return min(max(self._streams.connected_now, run.world_size or 0), MAX_GATHER_MS)
 
     @contextlib.contextmanager
@@ -197,7 +197,8 @@ class Connection:
             self._timer = loop.call_at(due, self._look)
 
     async def _next(self, file: StreamFile, stream: Stream, hello: protocol.Hello) -> protocol.Header | None:
-        """Takes one message; returns the answer. Nothing holds it then: it may be large, and the next one long in coming."""
+        """Receives a message; returns the answer. No reference to it is left then: it may be large, and the next one long in
+        coming."""
         with self._waiting():
             header, payload = await self._receive()
         if isinstance(header, protocol.Frames):
@@ -273,6 +274,6 @@ class Connection:
             return  # it has gone
 
     def _note(self, reason: str) -> None:
-        """Writes down who was refused, and why; nothing that was sent is in it unescaped."""
+        """Logs a refused client with the reason, without unescaped text of it."""
         client = self._scope["client"]
         self._audit.refuse(ascii(reason[:300])[1:-1], f"{client[0]}:{client[1]}" if client else "", protocol.PATH)

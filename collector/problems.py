@@ -1,4 +1,4 @@
-"""Answers that say why a request failed, as RFC 9457 has them."""
+"""Answers with the reason why a request failed, as RFC 9457 specifies them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MEDIA_TYPE = "application/problem+json"
 
 
 class Problem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Why a request was not answered (RFC 9457)."""
+    """The reason why a request failed (RFC 9457)."""
 
     title: str
     status: int

@@ -19,9 +19,9 @@ from stepscope.runtime.settings.checked import Checked
 STREAM_FILES = 3
 """Open files of a stream: its connection, its journal and where that ended."""
 READER_FILES = 2
-"""Of another connection: itself, and what it is sent."""
+"""Open files of another connection: itself, and the file that is sent to it."""
 OTHER_FILES = 64
-"""Of all the rest."""
+"""Open files of everything else."""
 LEAST_TOKEN = 16
 """Characters of a token with which others than this machine can be let in."""
 LEAST_DISK = 512 << 10
@@ -33,11 +33,11 @@ class CollectorSettings(Checked, frozen=True, kw_only=True, forbid_unknown_field
     """Where a collector listens and writes, whom it lets in, and what it takes at most. Unknown fields are refused."""
 
     directory: Path
-    """Streams are kept below it; it is made if need be, for this user only."""
+    """Directory below which streams are stored; it is made if it does not exist, for this user only."""
     host: str = "127.0.0.1"
-    """Address to listen on; others than of loopback want a token and a certificate."""
+    """Address to listen on; addresses other than loopback want a token and a certificate."""
     port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 7788
-    """0: any that is free."""
+    """Port to listen on; 0: any free one."""
     token: str = ""
     """A token that allows everything, 16 characters at least if other machines can connect. Without it and without any of the
     files below no token is required, and every user of this machine can do everything."""
@@ -64,13 +64,13 @@ class CollectorSettings(Checked, frozen=True, kw_only=True, forbid_unknown_field
     max_streams: Annotated[int, msgspec.Meta(ge=1)] = 4096
     """Connections of exporters at once."""
     max_readers: Annotated[int, msgspec.Meta(ge=1)] = 1024
-    """Connections beyond those at once; for another one, who has waited longest without asking anything is ended."""
+    """Other connections at once; if one more comes, the connection that has been idle for longest is ended."""
     max_kept_streams: Annotated[int, msgspec.Meta(ge=1)] = 65_536
     """Streams in the directory, connected or not."""
     max_message: Annotated[int, msgspec.Meta(ge=MIN_MAX_MESSAGE, le=MAX_MESSAGE)] = MAX_MESSAGE
     """Bytes of one message. Frames that do not fit are left out: the end of a window with more than 40,000 steps takes 1 MB."""
     max_intake: Annotated[int, msgspec.Meta(ge=1 << 20)] = 256 << 20
-    """Bytes of messages in memory, of all connections together, that are not written yet; who sends more waits."""
+    """Bytes of messages in memory, of all connections together, that are not written yet; further senders wait."""
     max_bytes: Annotated[int, msgspec.Meta(ge=0)] = 0
     """Bytes of all streams together; 0: as much as the disk holds."""
     max_stream_bytes: Annotated[int, msgspec.Meta(ge=0)] = 0
@@ -85,19 +85,19 @@ class CollectorSettings(Checked, frozen=True, kw_only=True, forbid_unknown_field
     upload: str = ""
     """Object store for copies of closed segments, as fsspec has it: `s3://bucket/job1`; empty: none."""
     upload_seconds: PositiveFloat = 30.0
-    """Between two looks for closed segments."""
+    """Seconds between two looks for closed segments."""
     nats: tuple[str, ...] = ()
     """Servers of NATS from which streams are taken as well; others than this machine want TLS."""
     nats_team: Team = DEFAULT_TEAM
     """Team whose streams are taken from there; those of other teams are not."""
     nats_access: NatsAccess = NatsAccess()
-    """How to get in there."""
+    """Credentials and certificates for these servers."""
     nats_limits: NatsLimits = NatsLimits()
-    """Of what JetStream keeps, if this collector is the first to use it."""
+    """Limits of the stream in JetStream, if this collector is the first to use it."""
     fsync: bool = False
     """Whether to wait for the disk before frames are confirmed: a machine that loses power keeps them then."""
     hello_timeout: PositiveFloat = 10.0
-    """Seconds in which a connection must say who it is."""
+    """Seconds in which a connection must send its `Hello`."""
     idle_timeout: PositiveFloat = 120.0
     """Seconds in which something must come from a connection; exporters compare clocks every few."""
 

@@ -1,4 +1,4 @@
-"""Front doors for users of other profilers, and callbacks for training frameworks."""
+"""Drop-in replacements for other profilers, and callbacks for training frameworks."""
 
 if __name__ != "stepscope.compat":
     raise ImportError(f"{__name__} is a folder of stepscope's sources: import stepscope.compat")

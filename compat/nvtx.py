@@ -1,4 +1,4 @@
-"""Annotations as programs write them for NVTX, by the packages `nvtx` and `torch.cuda.nvtx`: recorded as spans and instants.
+"""Records annotations that were written for NVTX (packages `nvtx` and `torch.cuda.nvtx`) as spans and instants.
 
 The domain of an annotation becomes the category of its event; NVTX's category, color and payload become arguments.
 """
@@ -84,7 +84,7 @@ def annotate(
 
 
 class Unnamed:
-    """An annotation without a message: it is named after the function that it decorates."""
+    """An annotation without a message: it has the name of the function that it decorates."""
 
     def __init__(self, arguments: dict[str, Any]) -> None:
         self._arguments = arguments
@@ -110,7 +110,7 @@ def mark(
     payload: Payload = None,
     **unknown: Never,
 ) -> None:
-    """An instant. Arguments and errors are those of `annotate`."""
+    """Records an instant. Arguments and errors are those of `annotate`."""
     if unknown:
         check_names("mark", unknown, _NAMES)
     _core.instant(message or "", **_arguments(domain, color, category, payload))
@@ -177,7 +177,8 @@ _range_numbers = itertools.count(1)
 
 
 class RangeId(int):
-    """Number of a range that `start_range` has begun. It holds the range: one that nobody holds is given up."""
+    """Number of a range that `start_range` began. The range lasts as long as this object: it is discarded if no reference is
+    left."""
 
     span: _core.span | None
 
@@ -217,34 +218,34 @@ def end_range(range_id: RangeId | None) -> None:
 
 
 def range_push(msg: str) -> int:
-    """As `torch.cuda.nvtx.range_push`: `push_range(msg)`."""
+    """Calls `push_range(msg)`, under the name of `torch.cuda.nvtx`."""
     return push_range(msg)
 
 
 def range_pop() -> int:
-    """As `torch.cuda.nvtx.range_pop`: `pop_range()`."""
+    """Calls `pop_range()`, under the name of `torch.cuda.nvtx`."""
     return pop_range()
 
 
 def range_start(msg: str) -> RangeId:
-    """As `torch.cuda.nvtx.range_start`: `start_range(msg)`."""
+    """Calls `start_range(msg)`, under the name of `torch.cuda.nvtx`."""
     return start_range(msg)
 
 
 def range_end(range_id: RangeId) -> None:
-    """As `torch.cuda.nvtx.range_end`: `end_range(range_id)`."""
+    """Calls `end_range(range_id)`, under the name of `torch.cuda.nvtx`."""
     end_range(range_id)
 
 
 @contextlib.contextmanager
 def range(msg: str, *args: Any, **kwargs: Any) -> Generator[None]:
-    """As `torch.cuda.nvtx.range`: a span named `msg.format(*args, **kwargs)`."""
+    """Makes a span named `msg.format(*args, **kwargs)`, like `torch.cuda.nvtx.range`."""
     with _span(msg.format(*args, **kwargs)):
         yield
 
 
 def enabled() -> bool:
-    """True if anything records now."""
+    """Whether anything records now."""
     return bool(_core.recording())
 
 
@@ -266,13 +267,13 @@ class EventAttributes(msgspec.Struct):
     """The attributes of an event of a `Domain`. They may be changed from one event to the next."""
 
     message: str | None = ""
-    """Its name."""
+    """Name of the event."""
     color: Color = None
-    """An argument."""
+    """The event's argument `color`."""
     category: Category = None
     """The argument `nvtx_category`."""
     payload: Any = None
-    """An argument."""
+    """The event's argument `payload`."""
 
 
 class Domain:
@@ -293,7 +294,7 @@ class Domain:
     def get_event_attributes(
         self, message: str | None = None, color: Color = None, category: Category = None, payload: Payload = None
     ) -> EventAttributes:
-        """Attributes for the methods of this domain."""
+        """Makes attributes for the methods of this domain."""
         return EventAttributes(message or "", color, category, payload)
 
     def set_event_attributes(self, attributes: EventAttributes, **changed: Any) -> None:
@@ -312,7 +313,7 @@ class Domain:
             setattr(attributes, name, value)
 
     def get_registered_string(self, string: str) -> str:
-        """The text itself: every name is registered where it is used first."""
+        """The text itself: names are registered when they are first used."""
         return string
 
     def get_category_id(self, name: str) -> str:
@@ -320,23 +321,23 @@ class Domain:
         return name
 
     def push_range(self, attributes: EventAttributes | str | None = None, **keywords: Any) -> int:
-        """As the function `push_range`, of attributes or of keywords; keywords change attributes."""
+        """Calls `push_range` with this domain, with attributes or keywords; keywords change attributes."""
         return push_range(*self._values(attributes, keywords))
 
     def pop_range(self) -> int:
-        """As the function `pop_range`."""
+        """Calls `pop_range` with this domain."""
         return pop_range(self.name)
 
     def start_range(self, attributes: EventAttributes | str | None = None, **keywords: Any) -> RangeId:
-        """As the function `start_range`, of attributes or of keywords; keywords change attributes."""
+        """Calls `start_range` with this domain, with attributes or keywords; keywords change attributes."""
         return start_range(*self._values(attributes, keywords))
 
     def end_range(self, range_id: RangeId | None) -> None:
-        """As the function `end_range`."""
+        """Calls `end_range` with this domain."""
         end_range(range_id)
 
     def mark(self, attributes: EventAttributes | str | None = None, **keywords: Any) -> None:
-        """As the function `mark`, of attributes or of keywords; keywords change attributes."""
+        """Calls `mark` with this domain, with attributes or keywords; keywords change attributes."""
         mark(*self._values(attributes, keywords))
 
     def _values(
@@ -365,7 +366,7 @@ def get_domain(name: str | None = None) -> Domain:
 
 
 _PROFILED = "nvtx.py"
-"""The domain of `Profile`, as NVTX has it."""
+"""Domain of the spans of `Profile`, as in NVTX."""
 
 
 class Profile:
@@ -386,13 +387,13 @@ class Profile:
         self._on = False
 
     def enable(self) -> None:
-        """Begins."""
+        """Begins to annotate calls."""
         self._on = True
         threading.setprofile(self._begin_thread)
         sys.setprofile(self._call)
 
     def disable(self) -> None:
-        """Ends; the calls that are open end with it. Another thread ends at its next call."""
+        """Ends the annotation, and the spans of open calls with it. Another thread ends at its next call."""
         self._on = False
         threading.setprofile(None)
         self._end()

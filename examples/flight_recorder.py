@@ -28,13 +28,13 @@ def train(batch: list[tuple[float, float]], slope: float, offset: float, rate: f
     return loss, slope, offset
 
 
-def tell(window: sc.Window) -> None:
+def print_window(window: sc.Window) -> None:
     print(*window.diagnostics)
 
 
 def main() -> None:
     slope = offset = 0.0
-    with sc.trace(keep_last=RECORDER, output_dir="run", on_trace_ready=tell) as profiler:
+    with sc.trace(keep_last=RECORDER, output_dir="run", on_trace_ready=print_window) as profiler:
         for step in range(120):
             with sc.span("load"):
                 batch = load(step)

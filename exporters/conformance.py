@@ -103,7 +103,7 @@ async def check_exporter(
 
 
 async def follows_the_contract(case: Case) -> None:
-    """It has a name and the methods."""
+    """The exporter has a name and the methods."""
     exporter = case.exporter()
     lacks = lacking(exporter, Exporter)
     _expect(not lacks, f"it lacks {lacks}, see stepscope.exporters.Exporter")

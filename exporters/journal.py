@@ -306,7 +306,7 @@ class WindowJournalsExporter:
 
 
 def _windows_directory(run: Run) -> Path:
-    """Where a run has its windows.
+    """Directory of a run's windows.
 
     Raises:
         OutputError: if that is a symbolic link.

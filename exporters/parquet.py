@@ -78,7 +78,7 @@ class ParquetExporter:
     """
 
     whole_or_nothing = True
-    """Nothing of the file can be read if it cannot be completed."""
+    """An incomplete file cannot be read at all."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.name = f"parquet:{file_argument('path', path, 'trace.parquet')}"
@@ -95,7 +95,7 @@ class ParquetExporter:
         self._file: Any = None
         self._writer: Any = None
         self._batches: list[EventBatch] = []
-        """Of one member, source and window, in their order: a table costs as much as thousands of its rows."""
+        """Batches of one member, source and window, in their order: a table costs as much as thousands of its rows."""
         self._waiting: list[Any] = []
         """Tables of what came before these."""
         self._count = 0

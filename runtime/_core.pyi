@@ -163,9 +163,9 @@ def record_tasks(on: bool, /) -> None:
     `task run`."""
 
 def set_task_lookup(lookup: Callable[[], tuple[str, int, Coroutine | None] | None | Literal[False]], /) -> None:
-    """Who answers what task is running: its name, a number of its own, and the coroutine that it has. It is asked once
-    per task, when that records for the first time. False: it cannot be had, and is counted. What a handler of a signal
-    raises meanwhile comes out of what records."""
+    """Sets the function that names the running task: its name, a number of its own, and its coroutine. It is called once
+    per task, when that records for the first time. If it returns False, the task is unknown, which is counted. Exceptions
+    of signal handlers that run meanwhile propagate to the program."""
 
 def current_span() -> int:
     """Id of the innermost span that is open here, 0 = none, or nothing records."""
@@ -175,7 +175,8 @@ def call_under(span: int, function: Callable[..., _T], /, *args: Any, **kwargs: 
 
 def set_decorator(decorate: Callable[[span, Any], Any], /) -> None: ...
 def set_known_values(shown: Callable[[object], str | dict[str, Any] | float | None], /) -> None:
-    """What arguments of other types than numbers, text, lists and dicts are recorded as; `None`: by their type's name."""
+    """Sets the function that returns what is recorded of arguments of other types than numbers, text, lists and dicts;
+    for `None`, the name of the type is recorded."""
 
 # threads of processes
 def thread_times(pid: int, /) -> tuple[list[tuple[int, int, int]], list[int]]:
@@ -447,7 +448,7 @@ class Aggregates:
         """Memory that the table takes."""
 
     def counts(self) -> dict[str, int]:
-        """What is not as exact as it looks: `cut` spans, `negative` times taken as 0, `not_finite` counter values
+        """Counts inexact rows: `cut` spans, `negative` times that count as 0, `not_finite` counter values that are
         left out, events under an `other` name for want of room, `blurred` values without a bucket of their own."""
 
 class SpanIntervals:
@@ -696,11 +697,11 @@ class PerfettoEncoder:
         """`base` distinguishes the rows of a run from those of other runs; the process `pid` is described by the caller."""
 
     @property
-    def held(self) -> int:
-        """Begins that are held now."""
+    def delayed(self) -> int:
+        """Number of begins that are delayed."""
 
     def encode(self, events: Any, args: bytes, window: int, /) -> bytes:
-        """The packets of a block, but for begins of spans that may have to nest in a later one.
+        """Returns the packets of a block. Begins of spans are delayed that may have to nest in a later span.
 
         Raises:
             ValueError: if it is not a multiple of 64 bytes.
@@ -708,10 +709,10 @@ class PerfettoEncoder:
         """
 
     def release(self) -> bytes:
-        """The begins that were held: nothing that encloses them comes any more."""
+        """Returns the delayed begins; no span that encloses them may follow."""
 
     def forget(self) -> None:
-        """What was given last is not in the file: everything is described again, and what was held in it is left out."""
+        """The last packets are not in the file: rows and names are described again, and begins that they delayed are left out."""
 
     def process(self, pid: int, /) -> int:
         """The uuid of a process."""

@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
 
 class Analysis(Protocol):
-    """Reads and shows."""
+    """Reads runs, and shows profilers and answers."""
 
     def explain(self, path: Path) -> Answer:
         """The answer of a run."""
         ...
 
     def refused(self, path: Path, why: str) -> Answer:
-        """That there is none, and why."""
+        """Makes an answer that says why there is none."""
         ...
 
     def html(self, shown: object) -> str:
@@ -34,7 +34,7 @@ by: Analysis | None = None
 
 
 def as_html(shown: object) -> str:
-    """For notebooks: styles that touch nothing else, no script."""
+    """HTML for notebooks: its styles change nothing else, and it has no script."""
     if by is not None:
         return by.html(shown)
     from html import escape

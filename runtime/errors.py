@@ -69,7 +69,7 @@ class NoWindowError(FormatError):
     """Raised when a window is asked for that a recording does not have."""
 
     exit_code = 4
-    """Of the command that was to write it."""
+    """Exit code of the command that should have written it."""
 
 
 class SessionError(StepscopeError):

@@ -53,7 +53,7 @@ def load_numpy() -> None:
 
 
 def _hint(name: str, names: Collection[str], groups: Mapping[str, str]) -> str:
-    """Where the name is instead, or the one that it looks like."""
+    """Names the module that has the name, or the most similar name."""
     if name.startswith("_"):
         return ""
     from difflib import get_close_matches

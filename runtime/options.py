@@ -11,7 +11,7 @@ from stepscope.runtime.settings.checked import Checked
 Signal = Literal["steps", "collections", "stacks", "loader", "checkpoints", "logging", "writes", "threads", "tasks"]
 SIGNALS: tuple[Signal, ...] = get_args(Signal)
 ALWAYS: tuple[Signal, ...] = tuple(name for name in SIGNALS if name != "tasks")
-"""Those that cost next to nothing, whatever the program does."""
+"""Signals that cost next to nothing, whatever the program does."""
 
 PositiveFloat = Annotated[float, msgspec.Meta(gt=0)]
 Slots = Annotated[int, msgspec.Meta(ge=64, le=1 << 24)]

@@ -1,4 +1,4 @@
-"""`trace()`: builds a profiler from what users name."""
+"""`trace()`: builds a profiler from its arguments."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 
 class _Analysis:
-    """Imported when somebody asks: recording needs none of it."""
+    """Imports the analysis when it is used: recording needs none of it."""
 
     def explain(self, path: Path) -> Answer:
         from stepscope.analysis.explain import explain
@@ -274,7 +274,7 @@ def _check_items(what: str, value: object, contract: Any) -> None:
 
 
 def _exporter_of(path: str) -> str:
-    """How to write the exporter for a file of this ending."""
+    """Returns the function that makes the exporter for a file of this ending."""
     try:
         name = type(exporter_for(path)).__name__
     except ValueError:
@@ -291,7 +291,7 @@ def _check_names(what: str, names: list[str]) -> None:
 
 
 _MOST_ROWS = 10
-"""Of the table below a profiler."""
+"""Rows of the table below a profiler."""
 _HEAD = (
     Column("Name", right=False),
     Column("Category", right=False),

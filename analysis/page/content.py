@@ -37,7 +37,7 @@ MOST_NODES = 3_000
 MOST_PROCESSES = 8
 """Processes that are shown one by one; the limits above are for all of them together."""
 MOST_DEVICES = 16
-"""Of a process, that are shown."""
+"""Devices of a process that are shown."""
 MOST_GROUPS = 500
 """Groups of ranks that are shown."""
 MOST_TEXT = 1_000
@@ -74,9 +74,9 @@ class PartRow(msgspec.Struct, frozen=True):
     time: str
     percent: str
     width: float
-    """Of its bar, in percent of the longest."""
+    """Width of its bar, in percent of the longest."""
     share: float
-    """In percent."""
+    """Share in percent."""
 
 
 class Parts(msgspec.Struct, frozen=True):

@@ -29,13 +29,13 @@ class Icicle(msgspec.Struct, frozen=True, kw_only=True):
     places: tuple[str, ...]
     """File and line of each name."""
     kinds: tuple[int, ...]
-    """Of each name: 0 the program's own, 1 of an installed package, 2 of Python itself."""
+    """Origin of each name: 0 the program, 1 an installed package, 2 Python itself."""
     name: tuple[int, ...]
-    """Of each node, an index of `names`."""
+    """Name of each node, an index of `names`."""
     depth: tuple[int, ...]
     samples: tuple[int, ...]
     waiting: tuple[int, ...]
-    """Of these, with the thread not on a processor and not ready for one."""
+    """Samples of each node in which the thread was neither on a processor nor ready for one."""
     left_out: int = 0
     """Nodes that are too narrow to be seen."""
 

@@ -125,7 +125,7 @@ class Rank:
 
     @property
     def ending(self) -> str:
-        """How it ended, in words."""
+        """The end of the process, in words."""
         if self.ended:
             return "ended in order"
         return f"did not end in order, {'and was recovered' if self.recovered else 'or still runs'}"
@@ -379,7 +379,7 @@ def _wall(recording: runs.Recording, ns: int) -> int:
 
 
 def _recoverable(found: list[runs.Recording]) -> list[str]:
-    """How more may be had of runs that were killed."""
+    """Says how to read more of runs that were killed."""
     places = {
         one.path.parent.parent if one.path.parent.name == WINDOWS else one.path.parent: one.run.id for one in found
     }

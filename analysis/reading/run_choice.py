@@ -1,4 +1,4 @@
-"""The runs of a directory that has several: ranks of one job belong together, and so do the streams of one in a collector's directory."""
+"""Groups the runs of a directory that has several: ranks of one job, and streams of one job in a collector's directory."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Launch(msgspec.Struct):
 
     journals: list[Path]
     ranks: dict[int, str]
-    """By their numbers: the ids of their runs."""
+    """Ids of the runs of each rank, by its number."""
     began_ns: int
     """Unix time at which the last of its runs began."""
     job: str = ""
@@ -43,10 +43,8 @@ class Launch(msgspec.Struct):
             self.ranks[run.rank] = run.id
 
     def includes(self, run: RunRecord, began_ns: int) -> bool:
-        """Whether a run is one of its ranks.
-
-        The job's name alone does not say it: a shell in a batch system gives all its programs the same one.
-        """
+        """Whether a run is one of its ranks. The job's name alone does not show that: a shell in a batch system gives all its
+        programs the same one."""
         return (
             run.rank is not None
             and len(self.ranks) > 0

@@ -30,17 +30,17 @@ ENDINGS = (".json", ".json.gz")
 OF_TORCH = (".pt.trace.json", ".pt.trace.json.gz")
 SOURCE = "torch.profiler"
 MOST_FILES = 4_096
-"""More are not looked into below a directory."""
+"""Files below a directory that are read; further ones are ignored."""
 MOST_NOTES = 50
 MOST_STEP = (1 << 31) - 1
 _FARTHEST_NS = 1 << 61
-"""ns: no clock shows more."""
+"""A time in ns that no clock shows."""
 _HEAD = {"schemaVersion", "deviceProperties", "distributedInfo", "baseTimeNanoseconds"}
 """Keys that only kineto writes before the events."""
 _CATEGORIES = {"cpu_op", "user_annotation", "python_function", "kernel", "cuda_runtime", "Trace"}
 _RANK = re.compile(r"(?:^|[._-])(?:rank|worker)[._-]?(\d{1,7})(?=[._-])", re.IGNORECASE)
 _CYCLE = re.compile(r"^(?P<worker>.+)\.(?P<time>\d{6,})\.pt\.trace\.json(?:\.gz)?$")
-"""Names that tensorboard_trace_handler gives: a file for each cycle of the schedule."""
+"""Names of the files of tensorboard_trace_handler, which writes one for each cycle of the schedule."""
 _UNREADABLE = (struct.error, OverflowError, ValueError, TypeError, msgspec.DecodeError)
 """Errors that the converter raises for events with values that kineto does not write."""
 
@@ -56,7 +56,7 @@ def is_trace(path: Path) -> bool:
 
 
 def trace_of(path: Path) -> TraceRank:
-    """A file, as the recording of one process.
+    """Reads a file as the recording of one process.
 
     Raises:
         FormatError: if it is no trace of torch.profiler.
@@ -122,7 +122,7 @@ def _cycle_of(trace: KinetoFile) -> tuple[int, str]:
 
 
 def _number_in(trace: KinetoFile, key: str) -> int | None:
-    """A number that the trace gives for the job."""
+    """Reads a number about the job from the trace."""
     info = trace.head.get("distributedInfo")
     number = cast("dict[str, Any]", info).get(key) if isinstance(info, dict) else None
     return number if isinstance(number, int) and not isinstance(number, bool) and 0 <= number < 1 << 31 else None
@@ -149,7 +149,8 @@ def _capacity_of(trace: KinetoFile) -> dict[str, int]:
 
 
 class TraceRank(Rank):
-    """One process's traces. Its events are read whenever they are asked for, a file at a time: 64 bytes an event are held."""
+    """The traces of one process. Each use reads its events again, a file at a time, which takes 64 bytes of memory for each
+    event."""
 
     foreign = True
 
@@ -176,7 +177,7 @@ class TraceRank(Rank):
         self.counts = Counter[int]()
         self.ended = True
         self.windows = {number: _window(number, 0, 0, []) for number in range(len(traces))}
-        """Without times and steps until the events were read."""
+        """Windows of the files; they get times and steps when the events are read."""
         self._facts = self._only = None
 
     def batches(self, window: int | None = None) -> Iterator[EventBatch]:
@@ -227,7 +228,7 @@ class TraceRank(Rank):
                 at += size
 
     def _note(self, number: int, trace: KinetoFile, whole: Block, steps: list[Step], lost: int) -> None:
-        """Keeps what reading the events has shown."""
+        """Stores the facts that reading the events has shown."""
         start = int(whole["ts"].min()) if len(whole) else 0
         end = int((whole["ts"] + whole["dur"]).max()) if len(whole) else 0
         self.windows[number] = _window(number, start, end, steps, complete=not trace.problem)
@@ -246,11 +247,11 @@ class _Marks:
 
     @property
     def thread(self) -> tuple[int | str, int | str]:
-        """The one that steps."""
+        """The thread that steps."""
         return max(self._found, key=lambda each: len(self._found[each]))
 
     def gather(self, events: list[KinetoEvent]) -> None:
-        """Takes those among these events; devices have a copy of them, which is not meant."""
+        """Collects the annotations among these events, without the copies that devices have."""
         for event in events:
             if event.ph == "X" and event.cat == "user_annotation" and event.name.startswith("ProfilerStep#"):
                 digits = event.name[len("ProfilerStep#") :]
@@ -262,7 +263,7 @@ class _Marks:
                         self._found.setdefault((event.pid, event.tid), {})[int(digits)] = begin, begin + dur
 
     def steps(self, base_ns: int) -> list[Step]:
-        """In the order of their times."""
+        """Steps in the order of their times."""
         if not self._found:
             return []
         made = [
@@ -301,7 +302,7 @@ def _step_events(steps: list[Step], track: int) -> Block:
 
 
 def _number_steps(events: Block, steps: list[Step]) -> None:
-    """Says of each event in which step it began."""
+    """The step in which each event began."""
     if not steps:
         return
     begins = np.array([step.start_ns for step in steps], np.int64)

@@ -50,7 +50,7 @@ RULES_OF_STEPS: tuple[Rule, ...] = (
     devices.check_communication_exposed,
     devices.check_copies_exposed,
 )
-"""Those that judge steps. They are checked only if there are `FEWEST_STEPS` or more."""
+"""Rules that judge steps. They are checked only if there are `FEWEST_STEPS` or more."""
 
 RULES_OF_TASKS: tuple[Rule, ...] = (
     event_loops.check_loop_blocked,

@@ -47,7 +47,7 @@ def waits(rank: RankSummary) -> Row | None:
 
 
 def is_other_loader(rank: RankSummary) -> bool:
-    """Whether the data come from something else than torch's DataLoader."""
+    """Whether the data come from another loader than torch's DataLoader."""
     most = waits(rank)
     of_torch = sum(row.total for row in rank.row(TORCH_WAITS))
     return most is not None and of_torch < MAJORITY * most.total and not rank.loaders

@@ -20,7 +20,7 @@ from stepscope.runtime.windows.step_facts import Device, Facts, Phase
 
 
 class DeviceTimes:
-    """How long the devices of one rank did what in each of its steps. Any stream of any device counts."""
+    """Times of the kinds of work of one rank's devices, by step. Any stream of any device counts."""
 
     def __init__(self, rank: RankSummary, steps: Facts) -> None:
         self.rank, self.steps, self.took = rank, steps, durations(steps)

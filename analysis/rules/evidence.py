@@ -26,7 +26,7 @@ class Job:
 
 
 SAME_SHARE = 0.05
-"""Of two functions whose shares differ by less, the inner one is named."""
+"""If the shares of two functions differ by less, the inner one is named."""
 LOADER_FILES = ("torch/utils/data/",)
 
 

@@ -35,7 +35,7 @@ def gaps_ns(rank: RankSummary) -> float:
 
 
 def operators_a_step(rank: RankSummary) -> float:
-    """How many operators a step has, with those inside of others."""
+    """Number of operators in a step, with those inside of others."""
     count = sum(row.count for row in rank.rows if row.category in ("cpu_op", "operator"))
     return count / max(len(rank.facts), 1)
 
@@ -116,7 +116,7 @@ def check_value_read_back(job: Job) -> list[Finding]:
 OPTIMIZER_STEP = re.compile(r"Optimizer\.step#(Adam|AdamW|SGD|Adagrad)\.step")
 """Spans of torch's optimizers that have a fused version, also for the CPU."""
 FUSED = "aten::_fused_"
-"""How the names of its operators begin."""
+"""Prefix of the names of its operators."""
 
 
 def optimizer_share(rank: RankSummary) -> float:

@@ -1,4 +1,5 @@
-"""Processors: how many a job would use, by the counters of the kernel's scheduler, and who else has them or the interpreter's lock."""
+"""Processors: the number that a job would use, by counters of the kernel's scheduler, and the threads that compete for them or
+for the interpreter's lock."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ from stepscope.runtime.display.text_table import human_count, human_time
 from stepscope.runtime.observers import processor_demand
 
 MOST_PERCENT = 105.0
-"""More is not explained by rounding: a control group limits the rank to fewer processors than those that were measured."""
+"""With more percent than rounding explains, a control group limits the rank to fewer processors than those that were
+measured."""
 
 
 def demand(job: Job) -> tuple[float, float, float]:
@@ -38,18 +40,18 @@ def demand(job: Job) -> tuple[float, float, float]:
 
 
 def children_run(job: Job) -> float:
-    """Part of their time, without what they wait for others, in which child processes have the processors that they ask for."""
+    """The part of the child processes' time, without waits for others, in which they get the processors that they need."""
     run, waits = (sum(_sum(rank, name) for rank in _on_main_host(job)) for name in processor_demand.CHILDREN)
     return run / (run + waits) if run + waits else 1.0
 
 
 def children_wait(job: Job) -> float:
-    """For how many processors child processes wait on average."""
+    """Number of processors for which child processes wait, on average."""
     return sum(_sum(rank, processor_demand.CHILDREN[1]) for rank in _on_main_host(job))
 
 
 def others_use(job: Job) -> float:
-    """How many processors other programs use on that host."""
+    """Number of processors that other programs use on that host."""
     here = _on_main_host(job)
     if not here:
         return 0.0
@@ -101,7 +103,7 @@ def _sum(rank: RankSummary, *names: str) -> float:
 
 
 def growth_per_ns(readings: list[tuple[int, float]]) -> float:
-    """By how much a counter grows in a ns, from its first to its last reading."""
+    """Growth of a counter per ns, from its first to its last reading."""
     (first, before), (last, after) = readings[0], readings[-1]
     return (after - before) / (last - first) if last > first else 0.0
 

@@ -64,7 +64,7 @@ def check_forced_writes(job: Job) -> list[Finding]:
 def forced_writes(
     rank: RankSummary, cost: float, evidence: list[str], place: Place | None, gain: str, certainty: str
 ) -> Finding:
-    """The finding, by whatever it was found."""
+    """Makes the finding, from any kind of evidence."""
     return Finding(
         id="forced-writes",
         title=f"The loop waits for the disk {cost:.0%} of each step.",
@@ -186,9 +186,9 @@ def check_anomaly_detection(job: Job) -> list[Finding]:
 
 
 QUEUE = re.compile(r"\bget \([^)]*/(?:queue|multiprocessing/queues)\.py:\d+\)")
-"""Where a stack waits for an item of a queue, which other threads or processes fill."""
+"""The calls in which a thread waits for an item of a queue that other threads or processes fill."""
 MODULE = "<module>"
-"""Name of a function that none is: code of a file itself."""
+"""Name under which code of a module itself appears, outside of any function."""
 
 
 def check_python_between_operators(job: Job) -> list[Finding]:

@@ -58,7 +58,7 @@ class RankComparison:
 
     @property
     def last(self) -> int:
-        """The index of the rank that comes last most often."""
+        """The index of the rank that is last most often."""
         return int(self.times_last.argmax())
 
     @property

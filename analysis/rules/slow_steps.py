@@ -86,7 +86,7 @@ class SlowSteps:
         self.calls: tuple[EventReference, ...] = longest(rank, calls)
         self._calling = place_of_calls(calls)
         self.worker_starts = int(have_one_of(steps[slow], rank.worker_starts).sum())
-        """How many of them have a DataLoader start workers."""
+        """Number of them in which a DataLoader starts workers."""
         self.restarts_workers = self._cause == NAMES[Phase.DATA] and self.worker_starts >= max(
             FEWEST_PERIODS, MAJORITY * len(slow)
         )
@@ -95,7 +95,7 @@ class SlowSteps:
 
     @property
     def each(self) -> str:
-        """By how much one takes longer."""
+        """The excess of one of these steps."""
         return human_time(self.excess_ns / len(self.numbers))
 
     @property
@@ -104,7 +104,7 @@ class SlowSteps:
         return "".join(f" on rank {rank}" for rank in self.ranks)
 
     def places(self) -> tuple[Place, ...]:
-        """Where the program is in them, or calls what they wait for."""
+        """The place of the program in these steps, or of its call of the function that they wait for."""
         place = self.place or self._calling
         return () if place is None else (place,)
 
@@ -175,7 +175,7 @@ def few_slow_steps(job: Job) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
 
 
 def _positions(steps: Facts, numbers: list[int]) -> NDArray[np.int64]:
-    """Where steps with these numbers are."""
+    """Indexes of the steps with these numbers."""
     found: NDArray[np.int64] = np.flatnonzero(np.isin(steps["step"], numbers))
     return found
 

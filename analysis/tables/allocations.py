@@ -31,10 +31,10 @@ MOST_TAGS = 20
 UNLABELLED: Final = ""
 EARLIER: Final = "before the window"
 MODULE: Final = "nn.Module: "
-"""How torch's profiler (`with_stack`) names calls of modules."""
+"""Prefix of the names that torch's profiler (`with_stack`) has for calls of modules."""
 
 _KINDS: Final[Mapping[int, str]] = {0: "cpu", 1: "gpu", 6: "gpu", 12: "xpu"}
-"""By torch's numbers of device types: CPU, CUDA, HIP, XPU (c10/core/DeviceType.h)."""
+"""Names of torch's device types by their numbers: CPU, CUDA, HIP, XPU (c10/core/DeviceType.h)."""
 _SPAN = np.dtype([("ts", "<i8"), ("end", "<i8"), ("track", "<u4"), ("name", "<u4")])
 
 
@@ -149,7 +149,7 @@ class MemoryTable:
 
     def __init__(self) -> None:
         self._logs: dict[int, AllocationLog] = {}
-        """Of the windows that have the peak of a device, and of the latest ones: events of some come between those of others."""
+        """Allocations of the windows with the peak of a device, and of the latest windows, whose events may be interleaved."""
         self._sums: defaultdict[str, _Sums] = defaultdict(_Sums)
 
     def update(self, batch: EventBatch) -> None:
@@ -251,7 +251,7 @@ def human_bytes(size: float) -> str:
 
 
 def memory_text(memory: DeviceMemory) -> str:
-    """One line on a device's memory."""
+    """A line about a device's memory."""
     of = f" of {human_bytes(memory.capacity)}" if memory.capacity else ""
     where = f" in step {memory.step}" if memory.step is not None else ""
     tags = ", ".join(f"{tag.share_of(memory.peak):.0%} {tag.shown}" for tag in memory.tags[:3])

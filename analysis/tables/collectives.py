@@ -55,7 +55,7 @@ class CollectiveRun(msgspec.Struct, frozen=True, gc=False):
     ts: int
     dur: int
     bytes: int
-    """Of the tensors that this rank gives in; `UNKNOWN` if that was not recorded."""
+    """Size of this rank's input tensors; `UNKNOWN` if it was not recorded."""
     peer: str = ""
     """`<from>-<to>`, ranks of a transfer between two, as its name has them; empty for other collectives."""
 
@@ -192,7 +192,7 @@ def _list_of(value: object) -> Sequence[Any]:
 
 
 def collectives_text(collectives: Sequence[CollectiveTimes]) -> str:
-    """One line on those of a step that took longest."""
+    """A line about the collectives that took longest in a step."""
     first = collectives[0]
     calls = f"{first.calls:.3g} call{'' if first.calls == 1 else 's'}"
     parts = [f"{human_time(first.ns)} a step in {shorten(printable(first.name), 48)} ({calls})"]

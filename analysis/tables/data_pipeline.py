@@ -32,7 +32,7 @@ LEAF_QUEUE_PERCENT = 50.0
 DEVICE_EMPTY_PERCENT = 60.0
 """The device waits for the host if the queue to it is empty in more of the samples than this."""
 QUEUE_DIFFERENCE_PERCENT = 50.0
-"""By how much more an operator's input is filled than its output, if it is slower than the one before."""
+"""If an operator's input is filled so much more than its output, it is slower than the one before."""
 STARVED_PERCENT = 10.0
 """The input of an operator is as good as empty if it is filled to less than this."""
 MOST_PIPELINES = 8
@@ -48,7 +48,7 @@ ONE_THREAD = frozenset(
 )
 """Types of operators that have no workers which can be more."""
 TORCH_WAITS = "enumerate(DataLoader)"
-"""How the names of torch's spans begin in which the loop waits for a batch."""
+"""Prefixes of the names of torch's spans in which the loop waits for a batch."""
 TORCH, MINDSPORE = "torch", "MindSpore"
 _WORKERS = {TORCH: "num_workers", MINDSPORE: "num_parallel_workers"}
 _PREFETCH = {TORCH: "prefetch_factor", MINDSPORE: "mindspore.dataset.config.set_prefetch_size"}
@@ -63,11 +63,11 @@ class PipelineOperator(msgspec.Struct, frozen=True, kw_only=True):
     children: tuple[int, ...] = ()
     """Numbers of those that it takes its input from."""
     parent: int = -1
-    """Number of the one that takes its output; -1: the training loop does."""
+    """Number of the operator that takes its output; -1: the training loop does."""
     capacity: int = 0
     """Batches or items that its output queue holds; 0 if it has none."""
     lengths: tuple[int, ...] = ()
-    """Of the output queue, at each sample."""
+    """Length of the output queue at each sample."""
     processor: tuple[float, ...] = ()
     """Percent of a processor that all its workers used, at each sample."""
     busy: float | None = None
@@ -75,7 +75,7 @@ class PipelineOperator(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def label(self) -> str:
-        """Its name in tables."""
+        """The operator's name in tables."""
         return label(self.type, self.id)
 
     @property
@@ -85,7 +85,7 @@ class PipelineOperator(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def filled(self) -> float | None:
-        """How far the queue is filled on average, in percent."""
+        """Mean length of the queue, in percent of its capacity."""
         return None if self.average is None or not self.capacity else 100 * self.average / self.capacity
 
     @property
@@ -112,9 +112,9 @@ class DataPipeline(msgspec.Struct, frozen=True, kw_only=True):
     interval_ms: float = 0.0
     """Time between two samples; 0: one for each batch."""
     waited_ms: tuple[float, ...] = ()
-    """How long each batch was waited for."""
+    """Time for which the loop waited for each batch."""
     handed_on_ms: tuple[float, ...] = ()
-    """How long it took to hand each batch on."""
+    """Time that handing each batch on took."""
 
     def operator(self, number: int) -> PipelineOperator | None:
         """The operator of a number."""
@@ -286,11 +286,11 @@ class _Loader:
     def __init__(self, facts: dict[str, Any]) -> None:
         self.facts = facts
         self.queue: list[int] = []
-        """How many batches were ready at each fetch."""
+        """The number of batches that were ready at each fetch."""
         self.fetches: list[list[int]] = []
         """Begin and duration of each fetch of a worker, in ns."""
         self.used_ms: list[float] = []
-        """Processor time of those of which it was recorded."""
+        """Processor time of the fetches of which it was recorded."""
         self.waited_ms: list[float] = []
 
 
@@ -304,11 +304,11 @@ class PipelineBuilder:
         self._described: _Description | None = None
         self._series: defaultdict[str, list[float]] = defaultdict(list)
         self._loaders: list[_Loader] = []
-        """Those that the program iterated over, the latest last."""
+        """DataLoaders over which the program iterated, the latest last."""
         self.loader_starts: list[int] = []
-        """When the program began to iterate over one, in ns."""
+        """Times at which the program began to iterate over a DataLoader, in ns."""
         self.worker_starts: list[int] = []
-        """When DataLoaders started workers that end with a pass over the data, in ns."""
+        """Times at which DataLoaders started workers that end with a pass over the data, in ns."""
         self._pipeline, self._loader = strings.category(CATEGORY), strings.category("loader")
 
     def update(self, batch: EventBatch) -> None:
@@ -352,7 +352,7 @@ class PipelineBuilder:
                 _keep(self._loaders[-1].used_ms, np.array([ms for ms in used if ms is not None], np.float64))
 
     def _begin(self, facts: dict[str, Any]) -> None:
-        """A loader is iterated over: the same one again in each epoch."""
+        """Notes that the program iterates over a loader: the same one again in each epoch."""
         known = next((loader for loader in self._loaders if loader.facts == facts), None)
         if known is not None:
             self._loaders.remove(known)
@@ -365,7 +365,7 @@ class PipelineBuilder:
 
     @property
     def ready_batches(self) -> list[int]:
-        """Of all DataLoaders, how many batches were ready at each fetch."""
+        """The number of batches that were ready at each fetch, of all DataLoaders."""
         return [length for loader in self._loaders for length in loader.queue]
 
     def pipelines(self) -> tuple[DataPipeline, ...]:

@@ -66,7 +66,7 @@ NAMES = {
     Activity.PYTHON: "Python",
 }
 UNRECORDED = "no known activity"
-"""Such as Python between operators, where no Python functions were recorded, or spans of the program without a category."""
+"""Name for unknown work, such as Python between operators without recorded functions, or spans without a category."""
 
 _PHASES = {
     Phase.GARBAGE_COLLECTION: Activity.COLLECTION,
@@ -253,7 +253,7 @@ class DeviceBuilder:
         )
 
     def _names(self, first: int, last: int, busy: tuple[Times, Times]) -> Counter[tuple[int, str]]:
-        """How long spans of an activity and name were the innermost ones while the device idled."""
+        """Times for which spans of an activity and name were the innermost ones while the device idled."""
         spans: Any = np.concatenate(self._spans) if self._spans else np.zeros(0, _SPAN)
         spans = spans[np.isin(spans["track"], list(self._threads()))]
         if not len(spans):
@@ -285,7 +285,7 @@ class DeviceUse(msgspec.Struct):
     meanwhile: Counter[int]
     names: Counter[tuple[int, str]]
     kernels: Counter[str]
-    """ns of each."""
+    """Time of each kernel, in ns."""
     copies: Counter[str]
     runs: Counter[str]
 
@@ -318,7 +318,7 @@ class DeviceUse(msgspec.Struct):
         )
 
     def _times(self, sums: Counter[str]) -> tuple[KernelTime, ...]:
-        """Those with the most time."""
+        """The names with the most time."""
         total = sums.total() or 1
         most = sorted(sums.items(), key=lambda item: (-item[1], item[0]))[:MOST_KERNELS]
         return tuple(KernelTime(name, ns, self.runs[name], ns / total) for name, ns in most)

@@ -44,7 +44,7 @@ _Formula = Callable[[_Shapes, list[str]], int]
 
 
 def _product_of(first: int, second: int) -> _Formula:
-    """Of two matrices, or of two stacks of them, which are these inputs."""
+    """Returns a formula for products of two of the inputs, which are matrices or stacks of them."""
 
     def flops(shapes: _Shapes, _: list[str]) -> int:
         return 2 * prod(shapes[first]) * shapes[second][-1]
@@ -139,7 +139,7 @@ class FlopsTable:
         return self._steps[self.declared]
 
     def rows(self) -> tuple[OperatorFlops, ...]:
-        """By name, the most operations first."""
+        """Rows by name, the most operations first."""
         rows = [
             OperatorFlops(strings.text(name), count, flops, ns)
             for name, (count, flops, ns) in self._sums[self.declared].items()
@@ -199,7 +199,7 @@ class FlopsTable:
 
 
 def _flops_of(event: Any, batch: EventBatch) -> int:
-    """Of one span; 0 if it has none."""
+    """Operations of one span; 0 if it has none."""
     values = arguments(batch, event)
     name = strings.text(int(event["name"]))
     if formula := _FORMULAS.get(name):
@@ -253,7 +253,7 @@ def human_flops(value: float, unit: str = "FLOP") -> str:
 
 
 def flops_text(answer: FlopsAnswer) -> str:
-    """One line on it."""
+    """A line about the operations of a process."""
     what = "" if answer.declared else "estimated "
     parts = [f"{what}{human_flops(answer.total)} in all"]
     if answer.a_step is not None and answer.rate is not None:

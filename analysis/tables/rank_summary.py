@@ -38,12 +38,12 @@ from stepscope.runtime.windows.step_statistics import first_steps
 MOST_SAMPLES = 200_000
 """Stack samples that are kept: three hours at 20 a second."""
 LATE_NS = 1_000_000
-"""How long after the end of a call a sample may be taken that was asked for during the call."""
+"""ns after the end of a call in which a sample may be taken that was requested during the call."""
 MOST_TASKS = 200_000
 LONGEST_NS = 1 << 55
 _FARTHEST_NS = 1 << 61
 COMPILATIONS = ("_compile.compile_inner", "compile_fx.<locals>.bw_compiler (")
-"""How the names of torch's spans begin in which torch.compile compiles a function, or its backward."""
+"""Prefixes of the names of torch's spans in which torch.compile compiles a function, or its backward."""
 BATCH = 1 << 14
 """Events that are read together, at most, unless they were written together."""
 _Handler: TypeAlias = "Callable[[EventBatch, Block], None]"
@@ -56,7 +56,7 @@ class Sample(msgspec.Struct, frozen=True, gc=False):
     stack: str
     """Functions with file and line, outermost first, separated by `;`."""
     state: str
-    """Of the thread, as the kernel names it: `R` runs, `S` sleeps, `D` waits for a disk."""
+    """State of the thread, as the kernel names it: `R` runs, `S` sleeps, `D` waits for a disk."""
     other: str
     """Another thread that was on a processor, with what it was in."""
 
@@ -96,9 +96,9 @@ class Fetch(msgspec.Struct, frozen=True, gc=False):
     dur: int
     items: int
     slowest_ns: int
-    """Of its items the one that took longest."""
+    """Time of its slowest item."""
     index: str
-    """Of that item, in the data set."""
+    """Index of that item in the data set."""
     processor_ns: int = 0
     """Processor time of the batch; 0 if that was not recorded."""
 
@@ -132,11 +132,11 @@ class RankSummary:
         self.collections: list[Collection] = []
         self.tasks: list[TaskRun] = []
         self.callbacks: list[TaskRun] = []
-        """Of asyncio's loops, those that are no tasks and took long. Their track is the thread's."""
+        """Long callbacks of asyncio's loops that belong to no task. Their track is the thread's."""
         self.calls: dict[Phase, list[Call]] = {}
-        """By the phase that they are."""
+        """Calls by their phase."""
         self.compilations: list[Call] = []
-        """Of torch.compile, of forward and of backward."""
+        """Compilations of torch.compile, of forward and of backward."""
         self.fetches: list[Fetch] = []
         """Batches of workers of which the slowest item is known."""
         self.suspended: list[tuple[NDArray[Any], NDArray[Any], NDArray[Any]]] = []
@@ -198,15 +198,15 @@ class RankSummary:
             self.from_torchs_engine = self.from_torchs_engine or _has_torchs_operators(events)
             self.events += len(events)
         self.pipelines = pipelines.pipelines()
-        """How batches are prepared: by MindSpore's data sets, and by DataLoaders."""
+        """Data pipelines: of MindSpore's data sets, and of DataLoaders."""
         self.loaders = pipelines.loaders
         """Facts of each DataLoader that the program iterated over, the latest last."""
         self.loader_starts = pipelines.loader_starts
-        """When the program began to iterate over a DataLoader, in ns."""
+        """Times at which the program began to iterate over a DataLoader, in ns."""
         self.worker_starts = pipelines.worker_starts
-        """When DataLoaders started workers that end with a pass over the data, in ns."""
+        """Times at which DataLoaders started workers that end with a pass over the data, in ns."""
         self.queue = pipelines.ready_batches
-        """Of all DataLoaders, how many batches were ready at each fetch."""
+        """The number of batches that were ready at each fetch, of all DataLoaders."""
         facts = rank.known_steps
         self.facts: Facts = finished(rank, builders) if facts is None else facts
         self.not_finite = {name: ts for name, ts in self.not_finite.items() if self._finite_again[name] < 0}
@@ -223,7 +223,7 @@ class RankSummary:
             for name, category, _, _, _, _, mean, _ in table.counter_rows()
             if strings.text(category) == HostBackend.category
         }
-        """Of the counters of `HostBackend`."""
+        """Means of the counters of `HostBackend`."""
         self.judged_steps: Facts = judged_steps_of(self.facts)
         self.devices: tuple[DeviceAnswer, ...] = answers(
             (devices[number], steps) for number, steps in self._judged_times(sorted(devices))
@@ -300,7 +300,7 @@ class RankSummary:
             self.not_finite.setdefault(strings.text(name), ts)
 
     def _note_finite_again(self, finite: Block, odd: Block) -> None:
-        """Counts, for each, finite values since its first that is not, less those that are not."""
+        """Counts for each counter the finite values since its first one that is not, less those that are not."""
         for name, first in self.not_finite.items():
             number = strings.intern(name)
             more = int(((finite["name"] == number) & (finite["ts"] > first)).sum())

@@ -53,7 +53,7 @@ class SamplingBackend(ABC):
         self._wake.set()
 
     def can_choose(self, what: str, on: bool) -> str | None:
-        """Whether there are samples can be chosen for each window."""
+        """Samples can be chosen for each window."""
         return "" if what == self.what else None
 
     def choose(self, chosen: Mapping[str, bool]) -> None:
@@ -102,7 +102,7 @@ class SamplingBackend(ABC):
 
     @abstractmethod
     def _sample(self, now: int) -> tuple[Block | None, bytes]:
-        """Looks once; returns events and their arguments."""
+        """Takes a sample; returns events and their arguments."""
 
     def _border_passed(self, now: int) -> tuple[Block | None, bytes]:
         """A window began or ended; returns what is to be delivered because of that."""
@@ -114,12 +114,12 @@ class SamplingBackend(ABC):
 
 
 class Reading(NamedTuple):
-    """One figure, as it was read."""
+    """A figure that was read."""
 
     name: str
     value: float
     total: bool = False
-    """True if it only ever grows: what is recorded is by how much in a second."""
+    """Whether the figure only grows; then its increase per second is recorded."""
 
 
 class CountingBackend(SamplingBackend):
@@ -128,9 +128,9 @@ class CountingBackend(SamplingBackend):
     there is of it. Args: as of `SamplingBackend`."""
 
     category: ClassVar[str]
-    """Of the counters."""
+    """Category of the counters."""
     what: ClassVar[str] = "counters"
-    """Which part of a window its samples are."""
+    """The part of a window that its samples are."""
 
     def __init__(self, name: str, interval: float, *, always: bool = True) -> None:
         super().__init__(name, interval, always=always)
@@ -145,7 +145,7 @@ class CountingBackend(SamplingBackend):
 
     @abstractmethod
     def _read(self) -> Iterable[Reading]:
-        """The figures now; those that cannot be read are missing, and `_note` has the reason."""
+        """The current figures; those that cannot be read are missing, and `_note` has the reason."""
 
     def _rates(self, rates: Mapping[str, float]) -> Mapping[str, float]:
         """The values of counters, from the increase of each total in a second."""
@@ -156,7 +156,7 @@ class CountingBackend(SamplingBackend):
         return BackendError(f"backend {self.name!r} can read nothing here: {why}")
 
     def _note(self, text: str) -> None:
-        """Keeps what could not be read, for the report; the same text once."""
+        """Notes for the report which figures could not be read; the same text once."""
         self._notes[text] = None
 
     def _sample(self, now: int) -> tuple[Block | None, bytes]:

@@ -73,7 +73,7 @@ class HostReadings:
                 yield Reading("host runnable threads", int(value))
 
     def memory(self) -> Iterator[Reading]:
-        """Bytes."""
+        """Bytes of memory of the machine and of the process."""
         kilobytes: dict[bytes, int] = {}
         for line in self._meminfo.read_bytes().splitlines():
             name, _, value = line.partition(b":")
@@ -155,7 +155,7 @@ class _Group:
         self._usage = root / "sys/fs/cgroup/cpuacct" / place / "cpuacct.usage"
 
     def processors(self) -> float | None:
-        """How many it may use; `None` for any number."""
+        """Number of processors that it may use; `None` for any number."""
         if self._old:
             quota, period = number(self._quota), number(self._period)
         else:
@@ -167,7 +167,7 @@ class _Group:
         return quota / period if quota is not None and quota > 0 and period else None
 
     def seconds(self) -> tuple[float, float]:
-        """Of processors that it used, and in which it had to wait because of the limit."""
+        """Seconds of processors that it used, and seconds in which it waited because of the limit."""
         if self._old:
             return (number(self._usage) or 0) / 1e9, field(self._stat, b"throttled_time") / 1e9
         return field(self._stat, b"usage_usec") / 1e6, field(self._stat, b"throttled_usec") / 1e6

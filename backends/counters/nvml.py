@@ -99,7 +99,7 @@ class Nvml:
 
 
 class Device:
-    """One device, as the library numbers them: by their places on the PCI bus, whatever CUDA_VISIBLE_DEVICES says."""
+    """One device. The library numbers them by their places on the PCI bus, whatever CUDA_VISIBLE_DEVICES is."""
 
     def __init__(
         self, number: int, handle: ctypes.c_void_p, call: Callable[..., None], text: Callable[[int], str]
@@ -115,7 +115,7 @@ class Device:
         yield Reading("memory busy %", found.memory)
 
     def memory(self) -> Iterator[Reading]:
-        """Bytes, of all processes."""
+        """Bytes of memory in use, by all processes."""
         found = _Memory()
         self._call("nvmlDeviceGetMemoryInfo", self._handle, ctypes.byref(found))
         yield Reading("memory used", found.used)
@@ -234,7 +234,7 @@ class NvmlBackend(CountingBackend):
 
 
 def refusal(library: str = LIBRARY) -> str:
-    """Why nothing can be read of devices on this machine; empty if it can."""
+    """The reason why nothing can be read of devices on this machine; empty if it can."""
     try:
         nvml = Nvml(library)
     except NvmlError as error:

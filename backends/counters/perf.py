@@ -53,7 +53,7 @@ EVENTS: Final = {
     "page faults": Event(1, 2),
     "processor time": Event(1, 1),
 }
-"""Those that the kernel has names for on every processor; the last two are its own. Processor time in ns."""
+"""Events that the kernel names on every processor; the last two are its own. Processor time in ns."""
 
 
 class PerfError(OSError):
@@ -149,7 +149,7 @@ _SHARES = {
     "cache misses %": ("cache misses", "cache references", 100),
     "branch misses %": ("branch misses", "branches", 100),
 }
-"""One event as a part of another, and the factor."""
+"""An event as a part of another one, and the factor."""
 
 
 class PerfBackend(CountingBackend):

@@ -40,7 +40,7 @@ _reported: set[str] = set()
 
 
 class _Recorded(msgspec.Struct, frozen=True):
-    """A recording on its way to the sink."""
+    """A recording whose files are to be delivered to the sink."""
 
     directory: Path
     anchors: tuple[ClockAnchor, ClockAnchor]
@@ -133,7 +133,7 @@ class MindSporeBackend:
         return "" if what in self._made_for else None
 
     def choose(self, chosen: Mapping[str, bool]) -> None:
-        """The detail of windows that begin from now on."""
+        """Sets the detail of windows that begin from now on."""
         self._wanted = {what: chosen.get(what, on) for what, on in self._made_for.items()}
 
     def wait_for_operators(self) -> None:
@@ -149,7 +149,7 @@ class MindSporeBackend:
         self._cost_ns += clock.now() - began
 
     def orphaned(self) -> None:
-        """The thread that records has ended; MindSpore's profiler is of the process, so it is ended from here."""
+        """The thread that records has ended: stops MindSpore's profiler, which belongs to the process."""
         if self._directory is not None:
             self._stop(clock.now())
 
@@ -206,7 +206,7 @@ class MindSporeBackend:
         self._put(_Recorded(directory, (self._anchor, ClockAnchor.read()), at, self._recorded["shapes"]))
 
     def _wait(self) -> None:
-        """Until MindSpore has run what it was given."""
+        """Waits until MindSpore has run its operators."""
         if not self._synchronize:
             return
         api: Any = sys.modules.get("mindspore.common.api")

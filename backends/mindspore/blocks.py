@@ -94,7 +94,7 @@ SHAPES = "Input Dims"
 """Argument of an operator that has the shapes of its inputs, as torch names it."""
 
 SLACK_NS = 60_000_000_000
-"""How far outside of the recording stamps may lie."""
+"""ns by which stamps may lie outside of the recording."""
 
 _ids = count(5 << 60)
 
@@ -107,7 +107,7 @@ class Converted(msgspec.Struct, frozen=True):
     unreadable: int
     """Runs of operators that could not be read."""
     error_ns: int = 0
-    """How far the times may be off."""
+    """The largest error of the times."""
 
 
 class MindSporeTracks:
@@ -187,7 +187,7 @@ def _shapes(operators: list[OperatorRuns], launched: dict[str, list[str]]) -> di
 
 
 def map_clock(stamp: int, anchors: tuple[ClockAnchor, ClockAnchor]) -> ClockMapping:
-    """How MindSpore's clock, which is the wall clock, maps to ours. Raises `ValueError` if a stamp is not of the time
+    """Maps MindSpore's clock, which is the wall clock, to ours. Raises `ValueError` if a stamp is not of the time
     of the recording."""
     first, last = anchors
     if not first.wall_ns - SLACK_NS <= stamp <= last.wall_ns + SLACK_NS:

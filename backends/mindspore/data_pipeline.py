@@ -34,9 +34,9 @@ class OutputQueue(msgspec.Struct, frozen=True):
     """The queue of an operator's results."""
 
     length: int
-    """Of the queue, at most."""
+    """Capacity of the queue."""
     size: tuple[int, ...]
-    """At each sample."""
+    """Length at each sample."""
 
 
 class _Metrics(msgspec.Struct, frozen=True):
@@ -55,7 +55,7 @@ class DataOperator(msgspec.Struct, frozen=True):
 
     @property
     def queue(self) -> OutputQueue | None:
-        """Its output queue; `None` for operators that run inside of another."""
+        """The operator's output queue; `None` for operators that run inside of another one."""
         return None if self.metrics is None else self.metrics.output_queue
 
 
@@ -64,7 +64,7 @@ class Pipeline(msgspec.Struct, frozen=True):
 
     op_info: tuple[DataOperator, ...]
     sampling_interval: int
-    """ms."""
+    """Time between two samples, in ms."""
 
 
 class _Use(msgspec.Struct, frozen=True):

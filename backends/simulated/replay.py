@@ -109,7 +109,7 @@ class Playback:
         return self._origin is not None and self._at >= len(self._events) and not self._loop
 
     def begin(self, at: int) -> None:
-        """Recording begins. The first time, the recording starts here."""
+        """Begins recording. The first time, the recording starts here."""
         self._since = at
         if self._origin is None:
             self._wind(at)
@@ -119,7 +119,7 @@ class Playback:
             self._index()
 
     def end(self, at: int) -> tuple[Block, bytes]:
-        """Recording ends: the parts before `at` of all events that are under way."""
+        """Ends recording: returns the parts before `at` of all events that are under way."""
         since, self._since = self._since, None
         if since is None or not self.finite:
             return self._events[:0], b""
@@ -347,7 +347,7 @@ class ReplayBackend:
         return recording
 
     def _follow(self, sink: Sink, playback: Playback) -> None:
-        """Begins and ends as the profiler does."""
+        """Begins and ends recording as the profiler does."""
         for records, at in self._changes:
             if records:
                 playback.begin(at)
@@ -359,7 +359,7 @@ class ReplayBackend:
         self._changes.clear()
 
     def _deliver_due(self, sink: Sink, playback: Playback) -> float:
-        """Delivers what is due; seconds until it is worth looking again."""
+        """Delivers the events that are due. Returns the seconds until the next look."""
         now = self._clock()
         if self._deliver_until(sink, playback, now):
             return 0.0

@@ -154,7 +154,7 @@ class ScriptedBackend:
         return self.thread_bound and self._recorded
 
     def open(self, sink: Sink) -> None:
-        """Takes the sink. Raises `BackendError` while open, and what the script says."""
+        """Opens the backend. Raises `BackendError` while it is open, and the errors of the script."""
         if self._sink is not None:
             raise BackendError(f"{self.name} is in use by another profiler: make a ScriptedBackend for each")
         self._thread, self._origin, self._recorded = get_ident(), 0, False
@@ -162,7 +162,7 @@ class ScriptedBackend:
         self._sink = sink
 
     def transition(self, before: ProfilerAction, after: ProfilerAction, at: int) -> None:
-        """Plays what the script has for this moment. Raises what the script says."""
+        """Plays the items of the script for this moment. Raises the errors of the script."""
         if self.thread_bound and get_ident() != self._thread:
             raise BackendError(f"{self.name} is bound to the thread that opened it, and was switched on another one")
         sink = self._sink
@@ -182,7 +182,7 @@ class ScriptedBackend:
             self._play("start", sink)
 
     async def aclose(self) -> None:
-        """Raises what the script says."""
+        """Closes the backend. Raises the errors of the script."""
         sink, self._sink = self._sink, None
         if sink is not None:
             self._play("aclose", sink)

@@ -22,7 +22,7 @@ from stepscope.runtime.settings.arguments import number_argument
 from stepscope.runtime.sources.sink import BackendReport, Sink
 
 READINGS = 64
-"""Pairs of readings that the mapping is fitted to; older ones are forgotten, as real clocks change their rate."""
+"""Pairs of readings to which the mapping is fitted; older ones are forgotten, as real clocks change their rate."""
 
 
 class DeviceClock:
@@ -34,9 +34,9 @@ class DeviceClock:
         self._count = 0
         self._pairs: deque[tuple[int, int, int]] = deque(maxlen=READINGS)
         self.mapping = ClockMapping(0, 0)
-        """As fitted to the readings so far. An event between the first and the last of them is mapped to within
-        `error_ns` of its true time: the fit is off by a linear function, which is largest at an end, and there by at
-        most what that pair is off the line plus that pair's own error."""
+        """The map of its times to ours, fitted to the readings so far. An event between the first and the last of them is
+        mapped to within `error_ns` of its true time: the fit is off by a linear function, which is largest at an end, and there
+        by at most what that pair is off the line plus that pair's own error."""
         self.read()
 
     def stamp(self, times: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -203,7 +203,7 @@ class SimulatedDevice:
     # the contract of a backend
 
     def open(self, sink: Sink) -> None:
-        """Takes the sink. Raises `BackendError` while another profiler uses this device."""
+        """Opens the device. Raises `BackendError` while another profiler uses it."""
         if self._sink is not None:
             raise BackendError(f"{self.name} is in use by another profiler: make a SimulatedDevice for each")
         self._reset()
@@ -227,7 +227,8 @@ class SimulatedDevice:
             self._sink.run_soon(self._run)
 
     async def aclose(self) -> None:
-        """Delivers what is left without waiting for it to be due. Events behind a deadline are reported as dropped."""
+        """Delivers the remaining events without waiting for them to be due. Events behind a deadline are reported as
+        dropped."""
         if self._sink is None:
             return
         if self._current is not None:
@@ -245,7 +246,7 @@ class SimulatedDevice:
             self._pending.clear()
 
     def report(self) -> BackendReport:
-        """How the clock was mapped, and what was lost."""
+        """The mapping of the clock, and the losses."""
         counts = self._counts
         notes = ["a simulated device: nothing of this was measured"]
         if counts.lost:
@@ -258,7 +259,7 @@ class SimulatedDevice:
         return self._counts
 
     def poll(self) -> None:
-        """Does what is due now. Called by the device itself on its loop; by hand only under a manual clock."""
+        """Does the work that is due now. Called by the device itself on its loop; by hand only under a manual clock."""
         while self._poll(self._clock()):
             pass
 
@@ -280,7 +281,7 @@ class SimulatedDevice:
                 self._runs_for = None
 
     def _poll(self, due: int) -> bool:
-        """Hands over buffers that are due, about `_CHUNK` kernels; whether more are."""
+        """Hands over buffers that are due, about `_CHUNK` kernels. Returns whether more are due."""
         sink, device_clock = self._sink, self._device_clock
         if sink is None or device_clock is None:
             return False
@@ -299,7 +300,7 @@ class SimulatedDevice:
         return bool(self._pending) and self._pending[0].due <= due
 
     def _close_buffers(self, now: int) -> None:
-        """Closes every buffer that is full at `now`; all that hold something, once recording has ended."""
+        """Closes every buffer that is full at `now`; after the end of recording, all that have events."""
         recording = self._current
         assert recording is not None
         # Slots up to here have begun; the last of them may be cut by the end of the recording.
@@ -346,7 +347,7 @@ class SimulatedDevice:
         self._counts = DeviceStatistics(*map(sum, zip(msgspec.structs.astuple(self._counts), counts, strict=True)))
 
     def _state_watermark(self, sink: Sink, device_clock: DeviceClock, now: int) -> None:
-        """Nothing that began before the oldest slot still on its way will come, but for the error of the clock."""
+        """States that nothing will come that began before the oldest slot on its way, but for the error of the clock."""
         slot_start = self._workload.slot_start
         waiting = [slot_start(buffer.recording.origin, buffer.first) for buffer in self._pending]
         if self._current is not None:

@@ -120,7 +120,7 @@ class Workload:
         return stretch.slots * self.streams + stretch.stream + 1
 
     def slot_start(self, origin: int, number: int) -> int:
-        """When slot `number` of a recording that began at `origin` begins."""
+        """Begin of slot `number` of a recording that began at `origin`."""
         return origin + round(number * self.period)
 
     def stretch(self, stream: int, origin: int, base: int, first: int, last: int, stop: int | None) -> Stretch:

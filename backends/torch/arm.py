@@ -1,4 +1,4 @@
-"""Arming: making this extension torch's ITT collector, which must happen before torch is imported."""
+"""Arming: makes this extension torch's ITT collector, which must happen before torch is imported."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def arm() -> bool:
 
 
 def reason() -> str:
-    """Why operators do not arrive live, given that they do not."""
+    """The reason why operators do not arrive live; called if they do not."""
     return _reason
 
 

@@ -149,7 +149,7 @@ class TorchBackend:
 
     @property
     def one_thread(self) -> bool:
-        """True if it records now what its own thread runs and gives to autograd's, and nothing of others."""
+        """Whether it records only its own thread, and the work that this gives to autograd's threads."""
         return self._mode is not None and self._mode.recording and not session.all_threads
 
     @property
@@ -186,7 +186,7 @@ class TorchBackend:
             self._mode.set_detail(detail)
 
     def can_choose(self, what: str, on: bool) -> str | None:
-        """Stacks, shapes, memory and the like can be had in kineto mode, window by window."""
+        """Stacks, shapes, memory and the like can be chosen in kineto mode, window by window."""
         if what == "operators":
             return ""
         live = self._live
@@ -202,7 +202,7 @@ class TorchBackend:
 
     @property
     def _live(self) -> bool | None:
-        """True if operators arrive live; `None`: that is seen when it is opened."""
+        """Whether operators arrive live; `None`: not known before it is opened."""
         if self._mode is not None:
             return isinstance(self._mode, StreamMode)
         if self._wanted == "auto" and not self._settings.beyond_stream:
@@ -215,7 +215,7 @@ class TorchBackend:
             self._mode.choose(chosen)
 
     def orphaned(self) -> None:
-        """The thread that records has ended: what torch holds of it is let go of, on any thread."""
+        """The thread that records has ended: torch's state of that thread is released, on any thread."""
         if isinstance(self._mode, KinetoMode):
             self._mode.orphaned()
 

@@ -25,7 +25,7 @@ _regions: dict[type, Callable[[Any], tuple[str, str | None]]] = {}
 """Classes of regions, and what makes the arguments of torch's own from an object that was made outside of compiled code."""
 _registered: set[object] = set()
 _imported = False
-"""Whether the compiler is there."""
+"""Whether the compiler was imported."""
 
 
 def substitute(original: Callable[..., Any], code: Substitute) -> None:
@@ -43,7 +43,7 @@ def substitute_region(original: type, code: Substitute, arguments: Callable[[Any
 
 
 def watch() -> None:
-    """Tells the compiler as soon as it is imported."""
+    """Registers the substitutes as soon as the compiler is imported."""
     TorchImport(_register_all, COMPILER).watch()
 
 

@@ -1,4 +1,4 @@
-"""Signals that are read by functions put in the place of torch's. torch may be imported late, or never."""
+"""Signals that replaced functions of torch read. torch may be imported late, or never."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from stepscope.runtime.threads.user_code import from_signal_handler
 
 
 class ReplacesTorch(SignalSource):
-    """Replaces functions of torch as soon as it is there, and puts them back."""
+    """Replaces functions of torch as soon as it is imported, and restores them."""
 
     module = ""
 
@@ -31,7 +31,7 @@ class ReplacesTorch(SignalSource):
             self._watch.watch()
 
     def end(self) -> None:
-        """Puts back what nobody else has replaced since."""
+        """Restores the functions that no other code has replaced since."""
         self._watch.forget()
         super().end()
 

@@ -10,7 +10,7 @@ from stepscope.runtime.sources.sink import Sink
 
 
 class Gaps:
-    """Collects them for the report and the sink, which adds them to the windows. Not for several threads at once."""
+    """Collects gaps for the report and for the sink, which adds them to the windows. One thread at a time may use it."""
 
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
@@ -26,12 +26,12 @@ class Gaps:
         return self._since is not None
 
     def begin(self, at: int, why: str) -> None:
-        """From this time on nothing is recorded; the first reason stays until the gap ends."""
+        """Begins a gap, in which nothing is recorded; the first reason stays until it ends."""
         if self._since is None:
             self._since, self._why = at, why
 
     def end(self, at: int, *, again: bool = False) -> None:
-        """The gap ends, if there is one; with `again` the next one begins at once, for the window that follows."""
+        """Ends the gap, if there is one; with `again` the next one begins at once, for the window that follows."""
         since, why = self._since, self._why
         if since is None:
             return
@@ -39,7 +39,7 @@ class Gaps:
         self.add(since, at, why)
 
     def add(self, start: int, end: int, why: str) -> None:
-        """A time of which everything is missing."""
+        """Adds a time of which everything is missing."""
         if end <= start or os.getpid() != self._pid:  # a forked child has no windows
             return
         self._times[why] += 1

@@ -51,7 +51,7 @@ class TorchImport:
             sys.meta_path.insert(0, self)
 
     def forget(self) -> None:
-        """Ends it."""
+        """Stops watching."""
         if self in sys.meta_path:
             sys.meta_path.remove(self)
 

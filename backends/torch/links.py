@@ -109,7 +109,7 @@ def _keys(spans: Block) -> NDArray[np.uint64]:
 
 
 def _latest(spans: Block) -> Block:
-    """Of spans with the same track and number the one that began last, sorted by track and number."""
+    """The span that began last, among spans with the same track and number; sorted by track and number."""
     keys = _keys(spans)
     order = np.lexsort((spans["ts"], keys))
     keys = keys[order]

@@ -1,7 +1,5 @@
-"""Round trips between a rank and a collector's clock, and stretches of time for which a clock is taken for steady.
-
-The bounds hold while clocks keep to the limits that are here; `docs/clocks.md` has them.
-"""
+"""Round trips between a rank and a collector's clock, and stretches of time (pieces) in which a clock counts as steady. The
+bounds are true while clocks keep to the limits below; `docs/clocks.md` has them."""
 
 from __future__ import annotations
 
@@ -14,9 +12,9 @@ from numpy.typing import NDArray
 from stepscope.runtime.journal.records import ClockSync
 
 DRIFT = 500e-6
-"""The rates of two clocks never differ by more. Crystals keep to 100e-6, NTP may correct one by 500e-6."""
+"""The largest difference between the rates of two clocks. Crystals keep to 100e-6, NTP may correct one by 500e-6."""
 PIECE_SECONDS = 240.0
-"""For so long a clock is taken for steady."""
+"""A clock counts as steady for so long."""
 WANDER = 0.05e-6
 """The largest difference of the rate from its mean within a piece."""
 CHANGE = 5e-6
@@ -26,26 +24,26 @@ GRAIN_NS = 1
 _SLACK = GRAIN_NS + WANDER * PIECE_SECONDS * 1e9 / 2
 """The largest distance of a clock of a piece from a line, in ns."""
 _TINY = 1e-3
-"""ns. Rounding in double precision amounts to less, by far."""
+"""A distance in ns that is far larger than rounding in double precision."""
 
 Times = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 _FAR = 1 << 61
-"""ns: no clock shows so much; differences of such differences still fit."""
+"""A time in ns that no clock shows; differences of such differences still fit 64 bits."""
 
 
 class RoundTrips(msgspec.Struct, frozen=True):
     """Round trips to one clock, in the order in which they were begun. All in ns."""
 
     sent: Times
-    """By the rank's clock, as are those of `returned`."""
+    """Times by the rank's clock, like `returned`."""
     arrived: Times
-    """By the collector's, as are those of `answered`."""
+    """Times by the collector's clock, like `answered`."""
     answered: Times
     returned: Times
     refused: int
-    """Those that contradict themselves: a clock ran backwards, or the record was damaged."""
+    """Round trips that contradict themselves: a clock ran backwards, or the record was damaged."""
 
     def __len__(self) -> int:
         return len(self.sent)
@@ -62,7 +60,7 @@ class RoundTrips(msgspec.Struct, frozen=True):
         return cls(columns[0], columns[1], columns[2], columns[3], int(len(table) - good.sum()))
 
     def part(self, where: NDArray[np.intp] | slice) -> RoundTrips:
-        """Some of them."""
+        """Selects some of them."""
         return RoundTrips(self.sent[where], self.arrived[where], self.answered[where], self.returned[where], 0)
 
     def divided(self, seconds: float) -> list[RoundTrips]:
@@ -79,11 +77,11 @@ class RoundTrips(msgspec.Struct, frozen=True):
 
     @property
     def shortest(self) -> int:
-        """Which of them was on its way for the shortest time."""
+        """The index of the round trip that took the shortest time."""
         return int(((self.returned - self.sent) - (self.answered - self.arrived)).argmin())
 
     def halves(self) -> tuple[RoundTrips, RoundTrips]:
-        """The first and the second half of them."""
+        """Divides them into a first and a second half."""
         middle = len(self) // 2
         return self.part(slice(middle)), self.part(slice(middle, None))
 
@@ -156,7 +154,7 @@ class Lines:
 
 
 def _cut(corners: Floats, normal: Floats, limit: float) -> Floats:
-    """The part of a convex polygon on one side of a line."""
+    """Cuts off the part of a convex polygon on one side of a line."""
     beyond = corners @ normal - limit
     corners_inside: list[Floats] = []
     for index in range(len(corners)):
@@ -177,9 +175,9 @@ class Piece:
 
     def __init__(self, trips: RoundTrips, base: int, lines: Lines) -> None:
         self.start, self.end = int(trips.sent[0]), int(trips.returned.max())
-        """By the rank's clock, in ns."""
+        """Begin and end by the rank's clock, in ns."""
         self.base = base
-        """ns; what `reach` says is to be added to it."""
+        """An offset in ns, to which `reach` is relative."""
         self.trips = len(trips)
         self._lines = lines
 
@@ -195,7 +193,7 @@ class Piece:
         return None if lines is None else cls(trips, base, lines)
 
     def reach(self, at: Times) -> tuple[Floats, Floats]:
-        """The lowest and the highest offset that is possible at each time of the rank's clock, in ns more than `base`."""
+        """The lowest and the highest possible offset at each time of the rank's clock, in ns relative to `base`."""
         inside = np.clip(at, self.start, self.end)
         beyond = _floats(np.abs(at - inside))
         low, high = self._lines.reach(_floats(at - self.start))
@@ -212,7 +210,7 @@ class Piece:
 
     @property
     def slopes(self) -> tuple[float, float]:
-        """By how much the offset grows in a ns, at least and at most."""
+        """The least and the most by which the offset grows in a ns."""
         return self._lines.slopes
 
 

@@ -19,13 +19,13 @@ CLOCK_NAMES = "clocks"
 """Name of the file in the collector's directory with the names of its clocks, one for each start: a name a line, the newest last.
 Streams may claim other clocks, and are not believed."""
 _MOST_BYTES = 4 << 20
-"""More are not read: 120,000 starts."""
+"""Bytes of the file that are read: 120,000 starts."""
 _CLOCK = re.compile(rb"[0-9a-f]{32}")
 
 MAX_TRIPS = 32
-"""The most round trips in memory: the newest."""
+"""Round trips in memory, the newest ones."""
 _FAR = 1 << 62
-"""ns: offsets that are larger do not fit sums with times."""
+"""A larger offset, in ns, would overflow in sums with times."""
 
 
 class ServerClock:
@@ -33,7 +33,7 @@ class ServerClock:
 
     def __init__(self) -> None:
         self.id = uuid.uuid4().hex
-        """Another one after each start, since the wall clock may have been set in between."""
+        """The clock's name. It changes at each start, since the wall clock may have been set in between."""
         self._anchor = clock.ClockAnchor.read()
 
     def now(self) -> int:
@@ -66,29 +66,29 @@ class _Trip(NamedTuple):
     sent: int
     offset: int
     error: float
-    """Half of the time on the way: what the offset may be off."""
+    """Half of the time on the way: the largest error of the offset."""
 
 
 class LatestClock:
-    """The offset that the best of the newest round trips of one stream to the collector's latest clock says: the quickest, unless it
-    is so long ago that the clocks may have drifted further apart. A merge, which knows all round trips, has smaller bounds."""
+    """The offset of one stream's clock from the collector's latest one, by the best of the newest round trips: the quickest,
+    unless the clocks may have drifted further apart since then. A merge, which knows all round trips, has smaller bounds."""
 
     def __init__(self, anchor: ClockAnchor) -> None:
         """Args: the rank's wall clock, which counts until there is a round trip."""
         self.first: int | None = None
-        """When the collector was asked first, ns of its clock; `None`: not yet."""
+        """The first reading of the collector's clock, in ns; `None` before it."""
         self.last = 0
-        """When it was asked last."""
+        """The last reading."""
         offset = anchor.wall_ns - anchor.monotonic_ns
         self.offset_ns = offset if abs(offset) < _FAR else 0
         """Unix time is the rank's monotonic time plus this."""
         self.bound_ns: int | None = None
-        """The most by which that was off at the end of the newest round trip; `None` where nothing bounds it."""
+        """The largest error of that at the end of the newest round trip; `None` if nothing bounds it."""
         self._trips: deque[_Trip] = deque(maxlen=MAX_TRIPS)
         self._clock = ""
 
     def add(self, sync: ClockSync) -> None:
-        """A round trip, the latest."""
+        """Adds a round trip, which is the latest."""
         self.first = sync.arrived if self.first is None else self.first
         self.last = sync.arrived
         if sync.clock != self._clock:

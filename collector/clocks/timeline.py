@@ -1,4 +1,4 @@
-"""One reference for all ranks, and each rank's clock in terms of it, with a bound of the error."""
+"""One reference clock for all ranks, and the map from each rank's clock to it, with a bound of the error."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from stepscope.runtime.events.record import Block
 from stepscope.runtime.journal.records import ClockSync
 
 Pieces = Mapping[str, Sequence[Piece]]
-"""By the collector's clock, in order of time."""
+"""Pieces in the order of their times, by the collector's clock."""
 
 LEEWAY_NS = 50_000.0
 """Two that are apart by less than this, and what both leave open, are taken for one all the same: clocks keep to their limits
 about, and who reads one clock is known to be exactly in order."""
 
 UNKNOWN = float("inf")
-"""The error where nothing is known of it."""
+"""Stands for an unknown error."""
 
 
 class Readings(msgspec.Struct, frozen=True):
@@ -32,18 +32,18 @@ class Readings(msgspec.Struct, frozen=True):
 
     syncs: Sequence[ClockSync]
     anchor: ClockAnchor
-    """Its wall clock."""
+    """The rank's wall clock."""
 
 
 class Fitted(msgspec.Struct, frozen=True, kw_only=True):
-    """A rank's clock, and what it was made from."""
+    """A rank's clock, and the measurements from which it was made."""
 
     model: ClockModel
     trips: int
     refused: int
     """Round trips that contradict themselves, or fit no clock."""
     unsteady: int
-    """How often the rank's clock was found not to keep its rate, or to step."""
+    """Number of times that the rank's clock changed its rate, or stepped."""
 
 
 class _Link(msgspec.Struct):
@@ -123,7 +123,7 @@ def _fitted(fits: Mapping[str, _Fit], places: Mapping[str, _Link], anchor: Clock
 
 
 def _places(reference: str, found: Mapping[str, Mapping[str, _Fit]]) -> dict[str, _Link]:
-    """How far each clock that can be reached is ahead of the reference: by the chain of links that says it best."""
+    """The offset to the reference of each clock that links connect with it, by the most exact chain of links."""
     links: dict[tuple[str, str], _Link] = {}
     for fits in found.values():
         for one, other, link in _links_of(fits):
@@ -182,7 +182,7 @@ def pieces_by_clock(syncs: Iterable[ClockSync]) -> Pieces:
 
 
 def contradict(one: Pieces, other: Pieces) -> bool:
-    """Whether no clock can have shown both: what one leaves possible is far from what the other does."""
+    """Whether two pieces contradict each other: no clock can have shown both."""
     return any(_apart(piece, other[clock]) for clock in one.keys() & other.keys() for piece in one[clock])
 
 
@@ -205,13 +205,13 @@ def _between(one: Piece, other: Piece) -> int:
 
 
 class Placed(msgspec.Struct, frozen=True):
-    """A piece, and how its collector's clock lies to the reference."""
+    """A piece, with the offset of its collector's clock from the reference."""
 
     piece: Piece
     low: int
-    """ns that the collector's clock is ahead of the reference, at least."""
+    """Least offset, in ns, by which the collector's clock is ahead of the reference."""
     high: int
-    """The same, at most."""
+    """Largest offset, in ns."""
 
 
 class ClockModel:
@@ -248,7 +248,7 @@ class ClockModel:
         return _core.align(events, self._knots, self._values, self._base, self._before, self._after)
 
     def error(self, at: Times) -> Floats:
-        """The most that `to_reference` may be off, in ns; `UNKNOWN` where nothing bounds it."""
+        """The largest error of `to_reference`, in ns; `UNKNOWN` if nothing bounds it."""
         if not self.is_connected:
             return np.full(len(at), UNKNOWN)
         low, high = self._possible(at)
@@ -256,7 +256,8 @@ class ClockModel:
         return np.maximum(high - chosen, chosen - low) + 1.0
 
     def drift_ppm(self, at: int) -> tuple[float, float]:
-        """By how much the reference gains on the rank's clock around a time, and what that may be off: parts per million."""
+        """The rate at which the reference gains on the rank's clock around a time, and its largest error, in parts per
+        million."""
         if not self._pieces:
             return 0.0, UNKNOWN
         low, high = self._pieces[int(self._nearest(np.array([at], np.int64))[0])].piece.slopes

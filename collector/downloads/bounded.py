@@ -1,4 +1,5 @@
-"""Processes of Python that take no more than they may, for what would fill the collector's memory; and their turns."""
+"""Processes of Python with limits of memory, time and size, for work that would fill the collector's memory; and their
+turns."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ class Turns:
 
     @contextlib.asynccontextmanager
     async def one(self) -> AsyncGenerator[None]:
-        """One request has its turn inside.
+        """A context in which one request has its turn.
 
         Raises:
             ProblemError: 503 if too many wait already.
@@ -54,16 +55,17 @@ class ProcessBounds(msgspec.Struct, frozen=True, kw_only=True):
 
     memory_bytes: int = 4 << 30
     file_bytes: int = 0
-    """Of a file that it writes."""
+    """Largest size of a file that it writes; 0: no limit."""
     seconds: float = 1800.0
-    """Until it has ended, and of the processor's time."""
+    """Limit of its run time, and of its processor time."""
 
 
 @contextlib.asynccontextmanager
 async def bounded(
     arguments: Sequence[str], bounds: ProcessBounds, *, output: bool = False
 ) -> AsyncGenerator[asyncio.subprocess.Process]:
-    """Python with these arguments, within bounds; it is killed at the end if it still runs, and with the collector.
+    """Starts Python with these arguments, within bounds. It is killed at the end of the block if it still runs, and with the
+    collector.
 
     Args:
         output: whether what it writes to standard output is wanted.
@@ -88,7 +90,7 @@ async def bounded(
 
 
 def ended(status: int, bounds: ProcessBounds) -> str:
-    """Why a process ended without an answer."""
+    """The reason why a process ended without an answer."""
     if status in (-signal.SIGKILL, -signal.SIGXCPU):
         return f"it was ended, as it may take {bounds.seconds:g} seconds at most, or the machine had no memory left"
     return f"its process ended with {status}"

@@ -1,4 +1,4 @@
-"""Becomes another program that cannot take more than it may: run as a script, with nothing of the package imported.
+"""Replaces itself by another program with limits. It is run as a script, and imports nothing of the package.
 
 Arguments: the pid of who started it; bytes of memory; seconds of processor time; bytes of a file; the program and its
 arguments. The program ends when that process does, however that ends.

@@ -28,10 +28,10 @@ from stepscope.runtime.journal.segments import segment_paths
 log = logging.getLogger("stepscope.collector")
 
 THREADS = 4
-"""That look at files which are being made, and read them."""
+"""Threads that look at unfinished files and read them."""
 _LOOK_EVERY = 0.05
 _MAX_ERROR_TEXT = 300
-"""Of what the process says at its end, the last characters."""
+"""Last characters of a process's error output that an error message has."""
 _AROUND = 16 << 10
 """Bytes on disk of the directories in which a file lies, and of the rest of its last block."""
 _FIRST_PIECE = 1 << 16
@@ -52,7 +52,7 @@ class Bounds(ProcessBounds, frozen=True, kw_only=True):
 
 
 class Source(msgspec.Struct, frozen=True):
-    """A stream's file, and whose it is."""
+    """A stream's file, with its rank and job."""
 
     rank: str
     path: Path
@@ -68,9 +68,9 @@ class Download(msgspec.Struct, frozen=True, kw_only=True):
     """A kind of file that can be downloaded."""
 
     name: str
-    """In addresses, such as `chrome`."""
+    """Its name in addresses, such as `chrome`."""
     suffix: str
-    """Of the file's name, such as `.json.gz`."""
+    """Ending of the file's name, such as `.json.gz`."""
     command: Command
     """The arguments of Python that write it: of the streams, the window's index in the first (`None`: all) and the file."""
     grows: bool = True
@@ -117,14 +117,14 @@ class Downloads:
         self._turns = Turns("downloads")
         self._disk = BlockingPool(THREADS)
         self.of_rank = {name: of_one(name) for name in ("chrome", "perfetto")}
-        """Of a window of one stream."""
+        """Kinds of files with a window of one stream."""
         tables = [] if find_spec("pyarrow") is None else ["parquet"]
         self.of_all = {name: merged(name) for name in ("perfetto", "chrome", *tables)}
-        """Of a window of all ranks."""
+        """Kinds of files with a window of all ranks."""
 
     @property
     def most(self) -> int:
-        """Bytes on disk that they may take, all that are made at once."""
+        """Bytes on disk that all files may take which are made at the same time."""
         return AT_ONCE * (self._bounds.file_bytes + _AROUND)
 
     def clear(self) -> None:
@@ -141,7 +141,7 @@ class Downloads:
         """
         copy = journal_copy(path)
         try:
-            piece = await self._disk.ask(lambda: next(copy, b""))
+            piece = await self._disk.try_run(lambda: next(copy, b""))
         except FileNotFoundError as error:
             raise ProblemError(404, "the file of this stream was deleted") from error
         try:
@@ -167,7 +167,7 @@ class Downloads:
 
     async def _made(self, kind: Download, sources: Sequence[Source], window: int | None) -> AsyncGenerator[bytes]:
         place = self._directory / uuid.uuid4().hex
-        await self._disk.ask(lambda: make_directories(place), lambda _: _remove(place))
+        await self._disk.try_run(lambda: make_directories(place), lambda _: _remove(place))
         target = place / f"download{kind.suffix}"
         try:
             command = await self._disk.run(lambda: kind.command(sources, window, target))  # it may write a file
@@ -184,7 +184,7 @@ class Downloads:
 
 
 class _Pace:
-    """How fast a reader takes what it asked for: one could keep a file, and its turn, for ever."""
+    """Watches how fast a reader takes its file: a reader that stops would keep the file and the turn for ever."""
 
     def __init__(self, bounds: Bounds) -> None:
         self._bounds = bounds
@@ -192,7 +192,7 @@ class _Pace:
 
     @contextlib.contextmanager
     def taking(self, size: int) -> Generator[None]:
-        """It takes so many bytes inside. Raises `RuntimeError` if it is too slow."""
+        """A context in which the reader takes so many bytes. Raises `RuntimeError` if it is too slow."""
         began = time.monotonic()
         yield
         self._sent += size
@@ -242,7 +242,7 @@ async def _grown(
 
 
 async def _last(stream: asyncio.StreamReader) -> str:
-    """The end of what a process says."""
+    """The end of a process's error output."""
     last = b""
     while chunk := await stream.read(CHUNK):
         last = (last + chunk)[-4 * _MAX_ERROR_TEXT :]
@@ -259,7 +259,7 @@ def _remove(place: Path) -> None:
 
 
 def _largest(place: Path) -> int:
-    """Bytes of what is made there, under whatever name it grows."""
+    """Size of the file that is made in a directory, under whatever name it grows."""
     return max((entry.stat(follow_symlinks=False).st_size for entry in os.scandir(place)), default=0)
 
 

@@ -22,9 +22,9 @@ from stepscope.runtime.threads.background_call import start
 T = TypeVar("T")
 
 PATIENCE = 5.0
-"""Seconds that `ask` waits, and that who is cancelled waits for what has begun."""
+"""Seconds that `try_run` waits, and that a cancelled caller waits for work that has begun."""
 WAITING = 64
-"""Calls that may wait for a thread when another one is made with `ask`."""
+"""Calls that may wait for a thread when another one is made with `try_run`."""
 
 log = logging.getLogger("stepscope.collector")
 
@@ -48,7 +48,7 @@ class BlockingPool:
         return len(self._jobs)
 
     def submit(self, work: Callable[[], T]) -> Future[T]:
-        """Has it done; from any thread. Of a system that gives no thread the result is a `StuckError`."""
+        """Queues a function, from any thread. If the system has no thread for it, the result is a `StuckError`."""
         future: Future[T] = Future()
         with self._guard:
             self._jobs.append((future, work))
@@ -75,7 +75,7 @@ class BlockingPool:
                 await finish(self._undone(future, undo), PATIENCE)
             raise
 
-    async def ask(self, work: Callable[[], T], undo: Callable[[T], object] = lambda _: None) -> T:
+    async def try_run(self, work: Callable[[], T], undo: Callable[[T], object] = lambda _: None) -> T:
         """Runs a function on a thread; returns its result if that comes soon. Else, or if the caller is cancelled, the result is undone.
 
         Raises:
@@ -117,7 +117,7 @@ class BlockingPool:
             del future, work  # what it made is not held while there is nothing to do
 
     def _fail(self, error: RuntimeError) -> None:
-        """A thread could not be started: unless others do what waits, it is not done."""
+        """A thread could not be started: work that waits is refused, unless other threads do it."""
         with self._guard:
             self._threads -= 1
             unfinished = [] if self._threads else list(self._jobs)
@@ -189,13 +189,13 @@ async def _enter_and_exit(
 
 
 async def _wait_longer(task: asyncio.Future[Any]) -> None:
-    """Waits for it a little longer, and leaves it."""
+    """Waits a little longer for a future, and then leaves it."""
     task.add_done_callback(_log_error)
     with contextlib.suppress(TimeoutError):
         await finish(asyncio.wait({task}), PATIENCE)
 
 
 def _log_error(task: asyncio.Future[Any]) -> None:
-    """Nobody else sees what it raises."""
+    """Logs an error that no caller sees."""
     if not task.cancelled() and (error := task.exception()) is not None:
         log.error("nobody waits for it any more: %s", error)

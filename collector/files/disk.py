@@ -43,7 +43,7 @@ PATIENCE = 15.0
 
 
 def fails(_: Path, error: OSError) -> None:
-    """The whole fails with it."""
+    """Raises the error: the whole measurement fails with it."""
     raise error
 
 
@@ -55,7 +55,7 @@ class SegmentFile(msgspec.Struct, frozen=True):
 
     @property
     def number(self) -> int:
-        """Of the segment."""
+        """Number of the segment."""
         return int(self.path.suffix[1:] or 0)
 
 
@@ -63,14 +63,14 @@ class DiskUse(msgspec.Struct, frozen=True):
     """Bytes on disk of what a collector has written to its directory."""
 
     streams: int
-    """Of all but what is made for downloads."""
+    """Bytes of everything but files for downloads."""
     downloads: int
     segments: dict[str, list[SegmentFile]]
     """The segments of each directory in that of the streams, in their order."""
 
     @property
     def total(self) -> int:
-        """Of everything."""
+        """Bytes of everything."""
         return self.streams + self.downloads
 
 
@@ -108,7 +108,7 @@ def on_disk(about: os.stat_result) -> int:
 
 
 def _below(path: Path, failed: Failed) -> Iterator[tuple[Path, os.stat_result]]:
-    """A file or directory, and everything below it."""
+    """Yields a file or directory, and everything below it."""
     try:
         about = os.lstat(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -140,9 +140,9 @@ class DiskQuota:
     def __init__(self) -> None:
         self._limit = self._slack = self._free = 0
         self._writing = 0
-        """Bytes for which there was room and that are not written yet."""
+        """Bytes that are reserved and not written yet."""
         self._unmeasured = 0
-        """Bytes that the measurement which goes on, or was the last, may have missed."""
+        """Bytes that the current or last measurement may have missed."""
         self._begun = self._ended = self._measured_free = 0
         self._waiting: list[int] = []
         self._measured = asyncio.Condition()
@@ -150,7 +150,7 @@ class DiskQuota:
         """Set when the disk is to be measured."""
 
     def bound(self, limit: int, slack: int) -> None:
-        """From now on there is a limit; there is no room before the first measurement.
+        """Sets a limit. There is no room before the first measurement.
 
         Args:
             limit: bytes on disk of all that is written; 0: none.
@@ -166,7 +166,8 @@ class DiskQuota:
 
     @property
     def wanted(self) -> int:
-        """Bytes that writes wait for: of all together, as far as that is a quarter of the limit, and of each in any case."""
+        """Bytes that writes wait for: those of all writes together, up to a quarter of the limit, but at least those of the
+        largest one."""
         return max(*self._waiting, min(sum(self._waiting), self._limit // 4)) if self._waiting else 0
 
     async def reserve(self, size: int) -> None:
@@ -191,13 +192,13 @@ class DiskQuota:
             self.due.set()
 
     def wrote(self, size: int) -> None:
-        """So many bytes are written for which there was room, or never will be."""
+        """Reports so many reserved bytes as written, or as given up."""
         if self._limit:
             self._writing -= size
 
     @contextlib.asynccontextmanager
     async def writing(self, size: int) -> AsyncGenerator[None]:
-        """There is room for so many bytes, which are written inside. Raises `FullError` as `reserve`."""
+        """Reserves so many bytes, which are written in the block. Raises `FullError` as `reserve`."""
         await self.reserve(size)
         try:
             yield
@@ -205,13 +206,13 @@ class DiskQuota:
             self.wrote(size)
 
     def begin_measurement(self) -> None:
-        """The disk is being measured from now on."""
+        """Begins a measurement of the disk."""
         self.due.clear()
         self._begun += 1
         self._unmeasured = self._writing
 
     async def end_measurement(self, used: int) -> None:
-        """The disk was measured: so many bytes are used."""
+        """Ends a measurement: so many bytes are used."""
         self._ended = self._begun
         self._free = self._measured_free = self._limit - used - self._unmeasured
         async with self._measured:
@@ -223,7 +224,7 @@ class DiskQuota:
             await self._wait_measured(sys.maxsize)
 
     async def _wait_measured(self, size: int) -> None:
-        """The same; earlier, if so many bytes are free."""
+        """Does the same, and returns earlier if so many bytes are free."""
         awaited = self._begun + 1
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(PATIENCE), self._measured:
@@ -234,7 +235,7 @@ class DiskQuota:
 
 
 class DirectoryLock:
-    """Held until it is released, or the process ends in whatever way. Not by two threads at once."""
+    """A lock that lasts until it is released, or the process ends. Two threads may not use one object at once."""
 
     def __init__(self, directory: Path) -> None:
         """Args: what is locked, it exists."""
@@ -266,7 +267,7 @@ class DirectoryLock:
         self._file = file
 
     def release(self) -> None:
-        """Lets others have it. Idempotent. The file stays: who deletes it could delete that of another."""
+        """Releases the lock. Idempotent. The file stays: to delete it could delete that of another process."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1

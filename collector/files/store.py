@@ -34,20 +34,20 @@ LEAST_MESSAGE = 64 << 10
 STREAM_OVERHEAD = 16 << 10
 """Bytes on disk that a stream takes besides its frames: its directory, where it ended, and the rest of the last block of each."""
 THREADS = 8
-"""That open and close streams' files."""
+"""Threads that open and close files of streams."""
 LEAVING = 30.0
-"""Seconds that a connection has to let go of a stream that another one takes over."""
+"""Seconds in which a connection must leave a stream that another one takes over."""
 
 _STREAM = re.compile("[0-9a-f]{32}")
 
 
 def log_unreadable(path: Path, error: OSError) -> None:
-    """Says that a stream cannot be looked at: the others can."""
+    """Logs that a stream cannot be read. The other streams can."""
     log.warning("%s is passed over: %s", path, error.strerror or error)
 
 
 def _mode(path: Path) -> int:
-    """Kind and rights of what is there, no link followed; 0 if nothing is.
+    """Kind and rights of a path, without following links; 0 if it does not exist.
 
     Raises:
         OSError: if it cannot be looked at. `Path.exists` and those like it say no then, from Python 3.14 on.
@@ -85,9 +85,9 @@ class Store:
         self.problem = ""
         """Why the last write of a stream failed; empty if it did not."""
         self._waiting = 0
-        """Streams that wait to be kept."""
+        """Streams that wait to be admitted."""
         self._coming: set[str] = set()
-        """Those that were let in, and may not be there yet."""
+        """Streams that were admitted, and whose files may not exist yet."""
         self._disk = BlockingPool(THREADS)
         self.changed: Callable[[str], object] = lambda _: None
         """Called, on any thread, with each stream of which a segment is begun or deleted, or a connection comes or goes."""
@@ -185,7 +185,7 @@ class Store:
 
     @contextlib.contextmanager
     def _not_removed(self, stream: str) -> Generator[None]:
-        """The file of a stream is not removed inside. Raises `FullError` if it is being removed."""
+        """Prevents the removal of a stream's file inside of the block. Raises `FullError` if it is being removed."""
         with self._opening:
             if stream in self._removing:
                 raise FullError("what was there of this stream is being deleted, as another one has it")
@@ -199,7 +199,7 @@ class Store:
 
     @contextlib.asynccontextmanager
     async def _owned(self, stream: str, disconnect: Callable[[], object]) -> AsyncGenerator[_StreamOwner]:
-        """Makes a connection the owner of a stream, until `_release`, which may be called later than this ends."""
+        """Makes a connection the owner of a stream, until `_release`, which may be called after the block."""
         owner = self._owners.setdefault(stream, _StreamOwner())
         for before in owner.users:
             before()
@@ -230,7 +230,7 @@ class Store:
                 unused()
 
     def when_unused(self, unused: Callable[[], object]) -> None:
-        """Has something called when no connection has a file any more, and no thread either: at once if that is so now."""
+        """Calls a function as soon as neither a connection nor a thread has a file."""
         self._unused = unused
         if not self._owners:
             unused()
@@ -348,12 +348,12 @@ class Store:
 
     @property
     def surplus_streams(self) -> int:
-        """Streams that must go before all can be kept that wait for that."""
+        """Number of streams that must be deleted before all waiting ones can be admitted."""
         there = len(self._streams) + len(self._coming - self._streams)
         return max(there + self._waiting - self._settings.max_kept_streams, 0) if self._waiting else 0
 
     async def _admit(self, stream: str) -> None:
-        """Lets another stream be kept; if there are too many, one that is over may go for it."""
+        """Admits another stream; if there are too many, one that is over may be deleted for it."""
         if stream in self._streams:
             return
         self._waiting += 1
@@ -378,7 +378,7 @@ class Store:
 
 
 class _StreamOwner:
-    """The user of a stream, and those who wait for it."""
+    """The user of a stream, and the connections that wait for it."""
 
     def __init__(self) -> None:
         self.lock = asyncio.Lock()

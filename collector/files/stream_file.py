@@ -35,15 +35,15 @@ class NewFrames(msgspec.Struct, frozen=True):
     next: int
     """Number of the frame that follows."""
     checksum: int
-    """Of the last frame, as its header has it."""
+    """Checksum in the header of the last frame."""
     segment: int
     position: int
-    """Where they begin in the journal, in bytes."""
+    """Bytes of the journal before them."""
     missing: int = 0
     """Number of frames that are missing before them."""
 
     def runs(self) -> Iterator[RunRecord]:
-        """The runs that they say they are of."""
+        """The run records among the frames."""
         for kind, _, payload in self.frames:
             if kind == fmt.FrameType.RUN and isinstance(run := decode_record(kind, bytes(payload)), RunRecord):
                 yield short(run)
@@ -70,7 +70,7 @@ class StreamFile:
         self.next = 0
         """Number of the next frame."""
         self.checksum: int | None = None
-        """Of the last frame, as its header has it; `None` without one."""
+        """Checksum in the header of the last frame; `None` without a frame."""
         self.size = 0
         """Bytes of all files."""
         self.ended = False
@@ -79,9 +79,9 @@ class StreamFile:
         self._segment: Segment | None = None
         """The last file."""
         self._end = 0
-        """Position in the journal at which that ends."""
+        """Position in the journal at which the file ends."""
         self._synced: tuple[int, int | None, int, int, bool] | None = None
-        """State before the writes that the disk may not have."""
+        """State before the writes that may not be on the disk yet."""
         self._descriptor = -1
         self._deletion = DeletionCheck()
         try:
@@ -172,8 +172,8 @@ class StreamFile:
         self.next, self.checksum = new_frames.next, new_frames.checksum
 
     def sync_to_disk(self) -> None:
-        """Returns when the disk has everything. Raises `OSError` if it has not. Writes since it had everything are cut
-        off, as the system reports a loss only once."""
+        """Waits until the disk has everything. If it fails, cuts off the writes since it last had everything, as the system
+        reports a loss only once, and raises `OSError`."""
         if self._descriptor < 0:
             return
         try:

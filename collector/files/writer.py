@@ -20,7 +20,8 @@ from stepscope.runtime.threads.background_call import start
 log = logging.getLogger("stepscope.collector")
 
 MANY = 32
-"""Streams from which on what comes within `TOGETHER` is written together: the thread and the loop wake each other less."""
+"""With so many streams or more, frames that arrive within `TOGETHER` are written together: the thread and the loop wake up less
+often."""
 TOGETHER = 0.003
 """Seconds."""
 SYNCED_AT_ONCE = 16
@@ -55,7 +56,7 @@ class Writer:
 
     @property
     def waits(self) -> float:
-        """Seconds for which the disk has not taken what it was given last; 0 if it has."""
+        """Seconds for which the disk has not completed the last write; 0 if it has."""
         began = self._began
         return 0.0 if began is None else time.monotonic() - began
 

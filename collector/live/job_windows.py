@@ -1,4 +1,4 @@
-"""The windows of jobs, as their ranks' streams have them: those of all ranks, and of all starts of each, together."""
+"""The windows of jobs: those of all ranks, and of all starts of each rank, together."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Start(NamedTuple):
     rank: str
     """Id of the rank."""
     number: int
-    """1: its first."""
+    """Number of the start, from 1."""
     restarted: bool
     """Whether an earlier start is known."""
     stream: Stream
@@ -40,13 +40,13 @@ class Group(msgspec.Struct, frozen=True):
 
     job: str
     index: int
-    """The job's, as far as the collector remembers: a merge sees older windows, too."""
+    """Index of the window in the job, as far as the collector remembers: a merge sees older windows, too."""
     rows: list[Row]
-    """In order of rank and start."""
+    """Rows in the order of ranks and starts."""
 
     @property
     def latest(self) -> list[Row]:
-        """Of each rank the last start that has it."""
+        """The row of each rank's last start that has the window."""
         return list({row.start.rank: row for row in self.rows}.values())
 
 
@@ -87,7 +87,7 @@ def newest(starts: Iterable[Start], most: int, now_ns: int) -> list[WindowView]:
 
 
 def find(starts: Iterable[Start], index: int) -> list[Group]:
-    """The window of an index, of each job that has it. For a thread of its own."""
+    """Finds the windows of an index, one of each job that has it. For a thread of its own."""
     windows = [(start, start.stream.windows.newest()) for start in starts]
     marks: dict[str, Marks] = {}
     for start, its in windows:

@@ -34,10 +34,10 @@ from stepscope.runtime.session.ranks import usual_size
 from stepscope.runtime.version import VERSION
 
 FRESH = 0.5
-"""Seconds for which a state is reported again instead of being looked at anew."""
+"""Seconds for which a state is reported again without a new look."""
 
 MOST_JOBS = 200
-"""That are offered to be chosen."""
+"""Jobs among which the page offers a choice."""
 _MOST_ABSENT = 100
 _MOST_OTHERS = 8
 
@@ -50,12 +50,12 @@ class _State(msgspec.Struct):
     latest: list[Stream]
     """The latest stream of each rank."""
     views: list[RankView]
-    """Of the same ranks."""
+    """Views of the same ranks."""
     amounts: Amounts
     by_job: dict[str, Amounts]
     jobs: list[JobEntry]
     snapshots: dict[str | None, Snapshot]
-    """By job; of all of them by `None`."""
+    """Snapshots by job; under `None` that of all jobs."""
 
 
 class Live:
@@ -90,9 +90,9 @@ class Live:
         self._latest: _State | None = None
         self._looked = 0.0
         self._lock = asyncio.Lock()
-        """Held while somebody looks at the streams."""
+        """Guards the look at the streams."""
         self._windows_lock = asyncio.Lock()
-        """Held while a thread puts windows together, so that there is one."""
+        """Lets one thread at a time put windows together."""
 
     async def snapshot(self, job: str | None = None, *, age: float = FRESH) -> Snapshot:
         """The full state.
@@ -263,7 +263,7 @@ def start_views(rank: Rank, now: float) -> list[StreamView]:
 
 
 def expected(latest: Iterable[Stream]) -> tuple[int | None, list[int]]:
-    """How many ranks there should be, and which of them were never seen, the first of each job.
+    """The number of ranks that there should be, and the first ones of each job that were never seen.
 
     Args:
         latest: the latest stream of each rank.
@@ -282,7 +282,7 @@ def expected(latest: Iterable[Stream]) -> tuple[int | None, list[int]]:
 
 
 def entries(ranks: Iterable[Rank], views: Iterable[RankView]) -> list[JobEntry]:
-    """The jobs that can be chosen, by their ids: if there are very many, those of which something came last."""
+    """The jobs that can be chosen, by their ids: if there are very many, the ones with the newest data."""
     seen: dict[str, float] = {}
     for rank in ranks:
         for stream in rank.streams:

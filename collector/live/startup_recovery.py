@@ -36,9 +36,9 @@ T = TypeVar("T")
 SEGMENTS_OF_A_DAY = 32
 """Segments of a stream that are open at once: those of a day, of an hour each, and some more."""
 _MOST_BYTES = 4 << 20
-"""Of frames that are read together."""
+"""Bytes of frames that are read together."""
 _BLOCK = 1 << 16
-"""Bytes of small ones that are read at once."""
+"""Bytes of small frames that are read at once."""
 AT_ONCE = 2
 """Streams that are read at the same time."""
 READ_BYTES = 128 << 20
@@ -50,11 +50,11 @@ what follows its newest index."""
 
 
 class _Part(msgspec.Struct, frozen=True):
-    """Some frames of a file, read on."""
+    """Frames of a file that were read together."""
 
     frames: list[Frame]
     events: int
-    """Of frames of events that were passed over."""
+    """Events in skipped frames."""
     next: int
     """Number of the frame that follows."""
     is_last: bool
@@ -62,7 +62,7 @@ class _Part(msgspec.Struct, frozen=True):
     missing: int = 0
     """Frames that are missing in what was read so far."""
     nbytes: int = 0
-    """Of all frames that were read or passed over so far, and of those before them."""
+    """Bytes of the file up to the end of this part."""
 
 
 class _Tail(msgspec.Struct):
@@ -99,7 +99,7 @@ class StartupRecovery:
         self._begun: set[str] = set()
 
     def look(self) -> None:
-        """Sees which files there are; to be called before streams are taken."""
+        """Lists the files. Must be called before streams are accepted."""
         found = list[tuple[float, str, Path]]()
         for id, path in self._store.journals():
             try:

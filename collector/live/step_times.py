@@ -14,9 +14,9 @@ from stepscope.runtime.events.record import Block, Flag, Kind
 RECENT = 1024
 """Steps that are kept one by one."""
 RECENT_WIDTH_NS = 500_000_000
-"""Of a bucket of the last minutes."""
+"""Width of a bucket of the last minutes."""
 UNKNOWN = -1.0
-"""Time of a step's own, if it is not known for how long it waited for other ranks."""
+"""Stands for a step's own time, if it is not known for how long it waited for other ranks."""
 
 FEW = 8
 """Steps that are added one by one."""
@@ -30,12 +30,12 @@ BUCKETS = 512
 _FEW = 4
 """Samples that are added one by one, which is faster then."""
 WIDTH_NS = 250_000_000
-"""Of a bucket at first. All widths are this times a power of two, and borders are multiples of the width: histories
+"""Width of a bucket at first. All widths are this times a power of two, and borders are multiples of the width: histories
 of several ranks can be laid over each other."""
 
 
 NEVER = -(1 << 62)
-"""ns, before all steps."""
+"""A time before all steps, in ns."""
 
 
 def is_after(step: StepTime, end: int) -> bool:
@@ -51,12 +51,12 @@ class StepTimes:
         self.count = 0
         """Whole steps seen."""
         self.last: int | None = None
-        """Number of the newest."""
+        """Number of the newest step."""
         self.recent = History(rolling=True, width_ns=RECENT_WIDTH_NS)
         self.all = History(rolling=False)
         self._ring = np.zeros(0, _STEP)
         self._latest_end = NEVER
-        """When the newest ended, in ns of the rank's clock."""
+        """End of the newest step, in ns of the rank's clock."""
 
     def add_events(self, events: Block, offset_ns: int, earliest_ns: int, latest_ns: int) -> None:
         """Adds the steps among the events of the source `steps`; those that were cut or have not ended do not count.

@@ -33,25 +33,25 @@ class Stopped(msgspec.Struct, frozen=True):
 
     streams: list[Stream]
     usual_ms: float = 0.0
-    """Time that a step of theirs takes, by the median."""
+    """Median time of their steps."""
     limit_s: float = 0.0
-    """Seconds for which none has ended a step, at least."""
+    """None of them has ended a step for at least so many seconds."""
 
 
 def running(streams: Iterable[Stream], now: float) -> list[Stream]:
-    """Those of these ranks that run."""
+    """Returns the ranks that run."""
     return [stream for stream in streams if stream.state(now) in (State.CONNECTED, State.SILENT)]
 
 
 def without_late(streams: Sequence[Stream]) -> list[Stream]:
-    """Those of some ranks, of the runs of one name, that go on with the others."""
+    """Returns the ranks that are not behind the others. All have runs of one name."""
     newest = max((stream.steps_at for stream in streams), default=0.0)
     latest = _latest(streams)
     return [one for one in streams if newest - one.steps_at < LATE_S or not _is_behind(one, latest)]
 
 
 def stopped_of(streams: Sequence[Stream], now: float) -> Stopped:
-    """Those of these ranks that have stopped.
+    """Finds the ranks whose steps have stopped.
 
     Args:
         streams: of ranks that run, of the runs of one name in a job, with summaries.

@@ -38,9 +38,9 @@ SILENT_AFTER = 15.0
 DIED_AFTER = 30.0
 """Seconds after which a stream that lost its connection counts as died."""
 _MOST_STEP_BYTES = 8 << 20
-"""Of the steps that come at once, when they are no longer packed: more are none that an exporter makes, and are not shown."""
+"""Largest size of the unpacked steps of one message. Exporters send less; larger ones are not shown."""
 _FEW, _FEW_BYTES = 64, 1 << 18
-"""Frames that are decoded as soon as they are added, and their bytes: so are those of nearly all messages."""
+"""Few frames, and their bytes: messages with no more are decoded as soon as they are added, as nearly all are."""
 _MOST_BYTES: dict[int, int] = {
     fmt.FrameType.WINDOW_OPENED: 1 << 12,
     fmt.FrameType.WINDOW_CLOSED: 8 << 20,  # 24 for each step; what else is read of it is bounded
@@ -49,17 +49,17 @@ _MOST_BYTES: dict[int, int] = {
     fmt.FrameType.CLOCK_SYNC: 1 << 12,
     fmt.FrameType.STEP_FACTS: MAX_HEADER,
 }
-"""Of a record: a larger one is none that an exporter makes. To read it would hold up all streams, so it is not shown."""
+"""Largest size of a record, by its type. Exporters write smaller ones; a larger one would delay all streams, and is not shown."""
 MAX_SUMMARIES = 128
 """Summaries that are kept to judge the newest steps."""
 MAX_STEPS = 2 * MAX_SUMMARY_STEPS
-"""Steps in them; the newest summary stays in any case."""
+"""Steps in these summaries; the newest summary stays in any case."""
 STEPS_PER_SECOND = 4 * MAX_SUMMARY_STEPS
-"""In summaries of one stream, which an exporter sends about once a second."""
+"""Steps that summaries of one stream may bring; an exporter sends a summary about once a second."""
 STEPS_AT_ONCE = 1 << 17
-"""As many as an exporter has after a long time without a connection."""
+"""Steps that summaries may bring at once: so many an exporter has after a long time without a connection."""
 _SUMMARY_STEPS = 32
-"""A summary counts as so many steps more."""
+"""A summary costs as much as so many steps."""
 _HOUR = 3600 * 10**9
 _RATE_SECONDS = 5
 """Whole seconds that are averaged."""
@@ -73,9 +73,9 @@ class State(Enum):
     SILENT = "silent"
     """Nothing has come for a while, or the connection was lost a moment ago."""
     ENDED = "ended"
-    """It was closed in order."""
+    """The run was closed in order."""
     DIED = "died"
-    """It has no connection, and its end never came."""
+    """The process has no connection, and did not report an end."""
 
 
 class Amounts(msgspec.Struct, frozen=True):
@@ -83,18 +83,18 @@ class Amounts(msgspec.Struct, frozen=True):
 
     events: int = 0
     bytes: int = 0
-    """Of their files."""
+    """Size of their files."""
     dropped: int = 0
     """Events lost, as far as ledgers have arrived."""
     discarded: int = 0
     """Events evicted to keep the files within the limit of the disk."""
 
     def __add__(self, other: Amounts) -> Amounts:
-        """Both together."""
+        """The sum of both."""
         return self._each(other, int.__add__)
 
     def highest(self, other: Amounts) -> Amounts:
-        """Of each the larger."""
+        """The larger of both numbers in each field."""
         return self._each(other, max)
 
     def _each(self, other: Amounts, of: Callable[[int, int], int]) -> Amounts:
@@ -106,7 +106,7 @@ class JudgedSummary(msgspec.Struct):
 
     summary: StepSummary
     facts: Facts | None = None
-    """Its facts, as long as they are judged."""
+    """The facts of its steps, as long as they are judged."""
 
 
 class Process(Protocol):
@@ -132,7 +132,7 @@ class Rate:
         self._first = 0
 
     def add(self, count: int, now: float) -> None:
-        """So much arrived."""
+        """Counts what arrived."""
         second = int(now)
         if not self._counts:
             self._first = second
@@ -163,12 +163,12 @@ class Allowance:
 
 
 class _FrameBatch:
-    """Frames that came together; `frames` continues after those that were processed."""
+    """Frames that arrived together; `frames` iterates over those that are not processed yet."""
 
     def __init__(self, frames: Sequence[Frame], *, live: bool) -> None:
         self.frames: Iterator[Frame] = iter(frames)
         self.live = live
-        """Whether they have just come, and were not read from the file."""
+        """Whether they were just received, and not read from the file."""
         self.step_bytes = _MOST_STEP_BYTES
 
 
@@ -190,40 +190,40 @@ class Stream:
         self.born_ns = time.time_ns() if born_ns is None else born_ns
         self.connection: Process | None = None
         self.process: Process | None = None
-        """The way to the process, where that is not the connection."""
+        """The way to the process, if that is not the connection."""
         self.remote = False
-        """Whether only summaries of it are known here, as another collector takes it."""
+        """Whether only its summaries are known here, as another collector takes the stream."""
         self._summarized_at = -math.inf
-        """When the last summary came that all collectors hear, by the monotonic clock."""
+        """Time of the last summary that all collectors get, by the monotonic clock."""
         self.ended_elsewhere = False
-        """Whether its end was announced, or another collector has it; its last frames may be on their way still."""
+        """Whether its end was announced, or another collector has it; its last frames may still be on their way."""
         self.end_looked_up = -math.inf
-        """When it was looked up whether another collector has its end, by the monotonic clock."""
+        """Time of the last question whether another collector has its end, by the monotonic clock."""
         self.next = 0
-        """Number of the first frame that was not taken in here."""
+        """Number of the first frame that was not added here."""
         self.arrived = 0
         """Number of the frame after those that arrived last."""
         self.events = self.missing = 0
         self.undecodable = 0
-        """Frames that make no sense, or are larger than any that an exporter makes: they are not shown."""
+        """Frames that cannot be decoded, or are larger than any that an exporter makes: they are not shown."""
         self.left_out_steps = 0
         """Steps that are in no summary, as there were too many."""
         self.left_out_records = 0
         """Records of its journal, other than events, that were left out. Known at its end."""
         self.bytes = fmt.FILE_HEADER.size
-        """Of its file."""
+        """Size of its file."""
         self.windows = StreamWindows()
         self.steps = StepTimes()
         self.summaries: deque[JudgedSummary] = deque(maxlen=MAX_SUMMARIES)
-        """The newest, the latest last."""
+        """The newest summaries, the latest last."""
         self.sends_summaries = False
-        """Whether steps come in summaries, so that those among the frames are not read as long as any come."""
+        """Whether summaries bring the steps. While they do, steps among the frames are not read."""
         self.heard_at = -math.inf
-        """When the last summary came, or the connection began that may bring some, by the monotonic clock."""
+        """Time of the last summary, or of the begin of a connection that may bring some, by the monotonic clock."""
         self.steps_at = 0.0
-        """When the last steps came, by the monotonic clock."""
+        """Time at which the last steps came, by the monotonic clock."""
         self.shares = Shares()
-        """Of the newest summary with steps."""
+        """Shares of the newest summary with steps."""
         self.ended = False
         """Whether it was closed in order."""
         self.superseded = False
@@ -231,20 +231,20 @@ class Stream:
         self.restoring = False
         """Whether its file is still being read: frames that arrive meanwhile are found there."""
         self.seen = time.monotonic()
-        """When the last frames came."""
+        """Time at which the last frames came."""
         self.event_rate, self.byte_rate = Rate(), Rate()
         self._dropped: Counter[str] | None = None
         self._capped = 0
         self._amounts = Amounts()
         self._summary_steps = 0
         self._kept_until = NEVER
-        """When the newest step of the summaries ended, in ns of the rank's clock."""
+        """End of the newest step of the summaries, in ns of the rank's clock."""
         self._stored_facts: deque[bytes] = deque(maxlen=MAX_SUMMARIES)
         """The newest frames with facts of steps, while its file is read."""
         self._allowance = Allowance(STEPS_PER_SECOND, STEPS_AT_ONCE)
         self._behind: deque[_FrameBatch] = deque()
         self.clock = LatestClock(run.anchor)
-        """How its clock compares with the collector's, as far as is known."""
+        """Compares its clock with the collector's, as far as readings allow."""
 
     def add_frames(self, frames: Sequence[Frame], nbytes: int, next: int) -> None:
         """Adds frames that are written. `next` is the number of the frame that follows them."""
@@ -301,7 +301,7 @@ class Stream:
         self.add_summary(summary)
 
     def finish_restoring(self) -> None:
-        """Its files were read: the newest facts of steps in them count, and then those that came meanwhile. Idempotent."""
+        """Ends the reading of its files: their newest facts of steps count, and then facts that came meanwhile. Idempotent."""
         if not self.restoring:
             return
         self.restoring = False
@@ -334,7 +334,7 @@ class Stream:
         self.steps.add_steps(steps, self.clock.offset_ns, min(self.born_ns - _HOUR, latest), latest)
 
     def add_restored(self, frames: Sequence[Frame], events: int, next: int) -> None:
-        """Adds frames that were read from its file, and the number of events in others; it is behind with them."""
+        """Adds frames that were read from its file, and the number of events in other frames, which are not decoded."""
         self.events += events
         self.next = next
         self._append(_FrameBatch(frames, live=False), len(frames), sum(len(payload) for _, _, payload in frames))
@@ -372,7 +372,7 @@ class Stream:
                 self.event_rate.add(self.events - before, self.seen)
 
     def add_missing(self, frames: int, next: int) -> None:
-        """Counts frames that are nowhere any more before frame `next`, which is written; who reads the file sees that as well."""
+        """Counts frames that are lost before frame `next`, which is written. Readers of the file see that as well."""
         if not self.restoring and next >= self.next:
             self.missing += frames
 
@@ -386,19 +386,19 @@ class Stream:
 
     @property
     def amounts(self) -> Amounts:
-        """The highest amounts that it was seen to have: sums of them do not fall when it is counted anew."""
+        """The highest amounts that were reported for it: their sums do not fall when it is counted anew."""
         now = Amounts(self.events, self.bytes, self.lost, self.windows.discarded)
         self._amounts = self._amounts.highest(now)
         return self._amounts
 
     @property
     def lost(self) -> int:
-        """The sum of `dropped`."""
+        """Number of lost events: the sum of `dropped`."""
         return (self.windows.dropped if self._dropped is None else self._dropped).total() + self._capped
 
     @property
     def dropped(self) -> Counter[str]:
-        """Events that are not here, by who lost them and why, as far as ledgers have arrived."""
+        """Lost events by the part that lost them and the reason, as far as ledgers have arrived."""
         lost = self.windows.dropped if self._dropped is None else self._dropped
         return lost + Counter({"journal/cap": self._capped})
 

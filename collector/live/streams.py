@@ -1,4 +1,4 @@
-"""The streams that the collector knows, whose they are, and the queue in which their frames are decoded."""
+"""The streams that the collector knows, their ranks and jobs, and the queue in which their frames are decoded."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ from stepscope.runtime.journal.records import RunRecord
 log = logging.getLogger("stepscope.collector")
 
 MAX_REMOTE = 16_384
-"""Streams of other collectors that are shown; beyond, those are forgotten that nothing was heard of for longest."""
+"""Streams of other collectors that are shown; if there are more, those with the oldest news are forgotten."""
 MOST_JOBS = 4096
-"""Jobs of which it is remembered what streams have brought that are forgotten; the sum over all jobs has them all."""
+"""Jobs of which the sums over forgotten streams are remembered; the sum over all jobs includes the others."""
 _NOTHING = Amounts()
 _WIDEST = 60
-"""Columns of a name in the log, whatever was sent as one."""
+"""Most columns of a name in the log."""
 
 T = TypeVar("T")
 
 SLICE = 0.004
-"""Seconds after which everything else on the loop has its turn."""
+"""Seconds after which the other work of the loop has its turn."""
 
 
 class Rank:
@@ -45,12 +45,13 @@ class Rank:
     def __init__(self, id: str) -> None:
         self.id = id
         self.streams: list[Stream] = []
-        """The latest start last: by when they began, which may be long before they came, as a journal can be delivered at any time."""
+        """The starts in the order of their begin, which may be long before they came, as a journal can be delivered at any
+        time."""
         self.forgotten = 0
-        """Starts whose streams are not known any more."""
+        """Number of starts whose streams were forgotten."""
 
     def add(self, stream: Stream) -> None:
-        """A start of it, which is not necessarily the latest."""
+        """Adds a start, which is not necessarily the latest."""
         bisect.insort(self.streams, stream, key=_began)
         stream.superseded = True
         if len(self.streams) > 1:
@@ -58,7 +59,7 @@ class Rank:
         self.latest.superseded = False
 
     def remove(self, stream: Stream) -> None:
-        """A start is not known any more."""
+        """Forgets a start."""
         self.streams.remove(stream)
         self.forgotten += 1
         if self.streams:
@@ -70,7 +71,7 @@ class Rank:
         return self.forgotten + len(self.streams)
 
     def starts(self) -> Iterator[tuple[int, Stream]]:
-        """Its streams, each with the number of its start; 1: the first."""
+        """Its streams, each with the number of its start, from 1."""
         yield from enumerate(self.streams, self.forgotten + 1)
 
     @property
@@ -107,11 +108,11 @@ class Streams:
         self.decode_queue = DecodeQueue()
         """Decodes the frames of all streams."""
         self.summary_lock = asyncio.Lock()
-        """Held for one turn of the loop by the connection that brings a large summary."""
+        """Taken for one turn of the loop by the connection that brings a large summary."""
         self.connected_now = 0
         """Streams that have a connection."""
         self._looks_beyond = 2 * limit
-        """When there are more streams than this, it is looked whether some are to be forgotten."""
+        """With more streams than this, the collector looks for some that it can forget."""
         self._past: OrderedDict[str, Amounts] = OrderedDict()
         """Sums over streams that were forgotten, by job."""
         self._past_of_all = _NOTHING
@@ -141,14 +142,14 @@ class Streams:
             log.info("%s %s", _owner_text(stream.run), "has ended" if stream.ended else "has lost its connection")
 
     def add(self, stream: Stream) -> None:
-        """A stream that is not known yet."""
+        """Adds a stream that is not known yet."""
         self.all[stream.id] = stream
         id = rank_id(stream.run, stream.id)
         self.ranks.setdefault(id, Rank(id)).add(stream)
         self._forget()
 
     def seen_first(self, stream: Stream, born_ns: int) -> None:
-        """A stream was seen earlier than was known."""
+        """Notes that a stream was seen earlier than was known."""
         if born_ns < stream.born_ns:
             rank = self.ranks[rank_id(stream.run, stream.id)]
             rank.streams.remove(stream)
@@ -171,13 +172,13 @@ class Streams:
         stream.add_shared_summary(summary)
 
     def restore_first(self, streams: Sequence[str]) -> None:
-        """Streams that are to be read first, the first of them before the others."""
+        """Moves streams to the front of those that are still to be read."""
         for stream in reversed(streams):
             if stream in self.unread:
                 self.unread[stream] = self.unread.pop(stream)
 
     def deleted(self, stream: str) -> None:
-        """A stream was deleted whole, and is forgotten: what it had brought counts as evicted."""
+        """Forgets a stream that was deleted whole; its events count as evicted."""
         self.unread.pop(stream, None)
         ended = self.all.get(stream)
         if ended is not None and ended.connection is None:
@@ -240,7 +241,7 @@ def _owner_text(run: RunRecord) -> str:
 
 
 def rank_id(run: RunRecord, stream: str) -> str:
-    """Names a rank in addresses: the same for each start of a rank of the same job, and of no other (`job_of`)."""
+    """The name of a rank in addresses: each start of the rank has the same, and no other rank (`job_of`) has it."""
     # No part has a tilde, so the first ends there.
     job = f"{_slug(run.job)}~" if run.job else ""
     if run.rank is None:

@@ -42,7 +42,7 @@ MAX_STEPS = 512
 NEWEST_STEPS = 24
 """Newest steps that are judged apart from the others, so that a fault which has just begun is found."""
 MAX_JOBS = 32
-"""Jobs that are judged: those of which something came last."""
+"""Jobs that are judged: the ones with the newest data."""
 MAX_FINDINGS = 3
 SLOW_RANK = "slow-rank"
 """Id of the finding that names a rank that holds the others up."""
@@ -53,13 +53,13 @@ class LiveProcess(msgspec.Struct, frozen=True):
 
     run: RunRecord
     facts: Facts
-    """In the order of the steps, without the first ones of the run, which are not judged."""
+    """Facts in the order of the steps, without the run's first steps, which are not judged."""
 
 
 _Rank: TypeAlias = tuple[Stream, list[JudgedSummary]]
 """A rank, and its newest summaries."""
 Judge: TypeAlias = Callable[[Sequence[LiveProcess]], Sequence[LiveFinding]]
-"""Says what is slow in a job, the most costly first. Called on a thread."""
+"""Returns the findings in a job, the most costly first. Called on a thread."""
 
 
 class Verdicts:
@@ -73,9 +73,9 @@ class Verdicts:
         self._failed: set[str] = set()
         """Jobs that could not be judged, which the log has."""
         self._stopped: dict[str, list[LiveFinding]] = {}
-        """Of jobs of which some ranks, or all, end no more steps."""
+        """Findings about ranks whose steps have stopped, by job."""
         self._judged_at: dict[str, tuple[float, int]] = {}
-        """When something had come last of each job that is judged, by the monotonic clock, and of how many ranks there was anything."""
+        """For each judged job, the time of the newest facts, by the monotonic clock, and the number of ranks that sent some."""
 
     def of(self, job: str | None) -> list[JobVerdict]:
         """The newest verdict of a job, or of each job."""
@@ -90,7 +90,7 @@ class Verdicts:
         return {(job, *each) for job in self._found for each in self._slow.get(job, ())}
 
     async def run(self) -> None:
-        """Judges until it is cancelled."""
+        """Judges jobs until it is cancelled."""
         while True:
             began = time.monotonic()
             for job, streams in self._jobs().items():
@@ -206,7 +206,7 @@ def _facts(summaries: list[JudgedSummary]) -> Facts:
 
 
 def _compared(ranks: list[_Rank]) -> list[_Rank]:
-    """At most `MAX_RANKS` of these."""
+    """At most `MAX_RANKS` of these processes."""
     if len(ranks) <= MAX_RANKS:
         return ranks
     order = np.argsort([_own_ms(stream) for stream, _ in ranks])

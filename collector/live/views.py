@@ -15,7 +15,7 @@ class RankView(msgspec.Struct, frozen=True, kw_only=True):
     """A rank as it is now."""
 
     id: str
-    """Names it in addresses; the same after a restart of the rank or of the collector."""
+    """Identifies the rank in addresses; the same after a restart of the rank or of the collector."""
     job: str
     """Name of its run."""
     job_id: str
@@ -31,34 +31,34 @@ class RankView(msgspec.Struct, frozen=True, kw_only=True):
     stream: str
     """Id of the stream of its latest start."""
     step: int | None
-    """The newest step that ended."""
+    """Number of the newest step that ended."""
     step_ms: float | None
     """Median of the newest steps."""
     own_ms: float | None
-    """Median of what of these it did not wait for other ranks, where its collectives are known."""
+    """Median of their own time, without waits for other ranks, if its collectives are known."""
     last_step_ms: float | None
     events: int
-    """Of its latest start."""
+    """Events of its latest start."""
     events_per_s: float
     bytes: int
-    """Of the file of its latest start."""
+    """Size of the file of its latest start."""
     bytes_per_s: float
     dropped: int
     """Events lost, as far as the ledgers of closed windows have arrived."""
     missing_frames: int
-    """Frames of its stream that are nowhere."""
+    """Frames of its stream that were lost."""
     clock_bound_us: float | None
-    """The most by which its times may be off, compared with the collector's clock."""
+    """Largest error of its times, compared with the collector's clock."""
     windows: int
-    """Windows closed."""
+    """Number of closed windows."""
     slow: bool
-    """Whether a verdict on its job says that it holds the others up."""
+    """Whether it holds the others up, according to a verdict on its job."""
     cpu_share: float | None
     """Processor time of the thread that steps, as a share of its newest steps."""
     data_share: float | None
-    """Time in which these load data."""
+    """Share of these steps in which data are loaded."""
     communication_share: float | None
-    """Time in which these are in collectives."""
+    """Share of these steps in collectives."""
     resident_bytes: int | None
     """Memory of the process at the end of the newest step."""
     restoring: bool
@@ -76,9 +76,9 @@ class UploadView(msgspec.Struct, frozen=True, kw_only=True):
     complete: int
     """Streams whose end is in the store."""
     bytes: int
-    """Put since the collector was started."""
+    """Bytes that were uploaded since the collector was started."""
     waiting_bytes: int
-    """Of closed segments that are not in the store, as of the last look."""
+    """Bytes of closed segments that are not in the store, as of the last look."""
     at_ns: int | None
     """Unix time at which the last look ended; null before that."""
     problem: str
@@ -89,11 +89,11 @@ class StorageView(msgspec.Struct, frozen=True, kw_only=True):
     """The collector's disk."""
 
     used_bytes: int
-    """On disk, of everything that the collector has written to its directory."""
+    """Bytes on disk of everything that the collector has written to its directory."""
     limit_bytes: int | None
-    """Above this, segments of streams are evicted."""
+    """Limit above which segments of streams are evicted."""
     free_bytes: int
-    """Of the file system, as of the last look."""
+    """Free bytes of the file system, as of the last look."""
     waits_s: float
     """Seconds for which a write has waited for the disk; 0 if none does."""
     discarded_events: int
@@ -101,12 +101,12 @@ class StorageView(msgspec.Struct, frozen=True, kw_only=True):
     deleted_streams: int
     """Streams that were over and were deleted whole, ever since the directory was made."""
     deleted_events: int
-    """That these had brought."""
+    """Events in deleted streams."""
     unreadable: int
     """Streams of which nothing can be evicted, because they cannot be read, written or deleted."""
     problem: str
-    """That the disk does not answer, or is full, why the limit cannot be kept, or what is wrong with the first of those; empty if nothing
-    is."""
+    """The problem: the disk does not answer or is full, the limit cannot be kept, or one of the unreadable streams is damaged.
+    Empty if there is none."""
 
 
 class NatsView(msgspec.Struct, frozen=True, kw_only=True):
@@ -116,21 +116,21 @@ class NatsView(msgspec.Struct, frozen=True, kw_only=True):
     connected: bool
     team: str
     partitions: int
-    """That this collector takes now, of 32."""
+    """Partitions of 32 that this collector writes now."""
     streams: int
-    """That it writes now."""
+    """Streams that it writes now."""
     malformed_messages: int
-    """That could not be read and were given up, since the collector was started."""
+    """Messages that could not be decoded, since the collector was started."""
     unknown_summaries: int
-    """Of steps, of processes that were not known yet: they are not shown."""
+    """Summaries of steps of processes that are not known yet. They are not shown."""
     forgotten_processes: int
-    """Forgotten, as there were too many."""
+    """Processes that were forgotten, as there were too many."""
     problem: str
-    """Why not everything can be taken now; it is tried again. Empty if it can."""
+    """Why some streams cannot be taken now; the collector tries again. Empty if all can."""
 
 
 class PartView(msgspec.Struct, frozen=True, kw_only=True):
-    """A part of the collector's work that goes on beside its answers."""
+    """A part of the collector's work in the background."""
 
     name: str
     problem: str
@@ -141,7 +141,7 @@ class JobEntry(msgspec.Struct, frozen=True, kw_only=True):
     """A job that can be chosen."""
 
     id: str
-    """As `job_id` of its ranks, and as the parameter `job` takes it."""
+    """The job's id: `job_id` of its ranks, and the value of the parameter `job`."""
     ranks: int
     """Ranks whose latest start is of this run."""
     connected: int
@@ -173,11 +173,11 @@ class JobVerdict(msgspec.Struct, frozen=True, kw_only=True):
     at_ns: int
     """Unix time."""
     steps: int
-    """The most that were judged of one rank."""
+    """The most steps that were judged of a rank."""
     ranks: int
-    """That were compared."""
+    """Ranks that were compared."""
     findings: list[LiveFinding]
-    """The most costly first; empty if nothing stands out."""
+    """The findings, the most costly first; empty if nothing stands out."""
 
 
 class JobView(msgspec.Struct, frozen=True, kw_only=True):
@@ -194,7 +194,7 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     """Unix time at which this collector was started."""
     ranks: int
     world_size: int | None
-    """How many ranks there should be."""
+    """Number of ranks that there should be."""
     absent: list[int]
     """Ranks below the world size of their job that were never seen, the first hundred."""
     connected: int
@@ -215,7 +215,7 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     verdicts: list[JobVerdict]
     """Causes and advice for each of the jobs; no entry for a job without facts of steps."""
     shared: int
-    """Ranks that several processes are at the same time."""
+    """Number of ranks that several processes have at the same time."""
     rank_files: list[str]
     """Kinds of files of a window of one stream."""
     merged_files: list[str]
@@ -223,22 +223,22 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     exposed: bool
     """Whether others than this machine can reach the collector without a token or TLS."""
     storage: StorageView | None
-    """Null until the collector has looked."""
+    """The disk; null until the collector has measured it."""
     upload: UploadView | None
-    """Null if it uploads nothing."""
+    """The upload; null if there is none."""
     nats: NatsView | None
-    """Null if it takes nothing from there."""
+    """The streams in NATS; null if it takes none from there."""
     parts: list[PartView]
-    """Of the collector's own work."""
+    """Parts of the collector's own work."""
     unwritten_lines: int
     """Lines of the audit that could not be written."""
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """The live state, or what of it has changed."""
+    """The live state, or its changes."""
 
     number: int
-    """Counts up; what follows a gap is a full snapshot."""
+    """Number that counts up; the snapshot after a gap is a full one."""
     at_ns: int
     """Unix time."""
     full: bool
@@ -256,7 +256,7 @@ class StreamView(msgspec.Struct, frozen=True, kw_only=True):
 
     stream: str
     start: int
-    """Its number; 1: the first that this collector saw."""
+    """Number of the start, from 1, which is the first that this collector saw."""
     state: StateName
     host: str
     pid: int
@@ -265,19 +265,19 @@ class StreamView(msgspec.Struct, frozen=True, kw_only=True):
     events: int
     bytes: int
     dropped: dict[str, int]
-    """Events lost, by who lost them and why."""
+    """Lost events by the part that lost them and the reason."""
     missing_frames: int
     undecodable_frames: int
     left_out_steps: int
     """Steps of which it sent no facts, as there were too many."""
     left_out_records: int
-    """Records other than events that its journal has not, such as facts of steps, for want of room or time. Known at its end."""
+    """Records other than events that its journal lacks, such as facts of steps, for want of room or time. Known at its end."""
     evicted_segments: int
     """Segments of its file that were evicted to keep the files within the limit of the disk."""
     evicted_events: int
     evicted_bytes: int
     windows: list[WindowFacts]
-    """The newest first."""
+    """Its windows, the newest first."""
 
 
 class RankDetail(msgspec.Struct, frozen=True, kw_only=True):
@@ -285,7 +285,7 @@ class RankDetail(msgspec.Struct, frozen=True, kw_only=True):
 
     rank: RankView
     streams: list[StreamView]
-    """The latest start first."""
+    """Its starts, the latest first."""
 
 
 class RankWindow(msgspec.Struct, frozen=True, kw_only=True):
@@ -293,7 +293,7 @@ class RankWindow(msgspec.Struct, frozen=True, kw_only=True):
 
     rank: str
     start: int
-    """Which start of the rank recorded it; 1: the first."""
+    """Number of the start of the rank that recorded it, from 1."""
     stream: str
     window: WindowFacts
 
@@ -306,7 +306,7 @@ class WindowView(msgspec.Struct, frozen=True, kw_only=True):
 
     job_id: str
     index: int
-    """In the job."""
+    """Index in the job."""
     started_ns: int
     """Unix time at which half of its ranks had begun it, by their clocks."""
     ranks: int
@@ -315,7 +315,7 @@ class WindowView(msgspec.Struct, frozen=True, kw_only=True):
     incomplete: int
     """Ranks in which it was cut short."""
     steps: int
-    """The most that a rank has."""
+    """The most steps that a rank has."""
     events: int
     dropped: int
     partly_evicted: int
@@ -340,11 +340,11 @@ class Chart(msgspec.Struct, frozen=True, kw_only=True):
     """Step times over time."""
 
     width_s: float
-    """Seconds that one point stands for."""
+    """Seconds that each point stands for."""
     times: list[float]
-    """Unix time in seconds."""
+    """Time of each point, in seconds of Unix time."""
     median: list[float | None]
-    """Over all ranks, in ms."""
+    """Median over all ranks, in ms."""
     lowest: list[float | None]
     highest: list[float | None]
     series: list[Series]
@@ -355,39 +355,39 @@ class Heatmap(msgspec.Struct, frozen=True, kw_only=True):
 
     job_id: str | None
     first_step: int
-    """Of the first column."""
+    """First step of the first column."""
     steps_per_column: int
     columns: int
     rows: list[str]
     """Id of the first rank of each row."""
     ranks_per_row: int
     ranks: int
-    """Of all rows."""
+    """Ranks in all rows."""
     value: Literal["own", "whole"]
     """Whether the times are without collectives."""
     median_ms: list[float | None]
-    """Of each column, over the ranks."""
+    """Median of each column, over the ranks."""
     values: bytes
     """A byte for each row and column, row by row; in JSON, base64. 0: nothing is known; else the longest time in it is `2 ** ((byte -
     128) / 32)` times the median of the column."""
 
 
 class Ticket(msgspec.Struct, frozen=True, kw_only=True):
-    """Lets one request in without the token, once and soon: for a browser's download."""
+    """Permits one request without the token, once and soon: for a browser's download."""
 
     ticket: str
     seconds: int
-    """How long it holds."""
+    """Seconds for which it is valid."""
 
 
 class TicketRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The purpose of a ticket."""
+    """The purpose for which a ticket is wanted."""
 
     path: str
-    """Of the request that it lets in, with its parameters."""
+    """Path of the request for which it is valid, with its parameters."""
 
 
 class Health(msgspec.Struct, frozen=True, kw_only=True):
-    """That the collector answers."""
+    """The answer of a collector that works."""
 
     status: Literal["ok"] = "ok"

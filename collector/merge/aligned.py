@@ -1,4 +1,4 @@
-"""The events of a member, with the reference's times, on rows of their own in a trace that others share."""
+"""The events of a member with the reference's times, on rows of their own in a trace of several members."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from stepscope.runtime.journal.records import TrackRecord
 
 _FLOWS = (int(Kind.FLOW_START), int(Kind.FLOW_STEP), int(Kind.FLOW_END))
 _WHOLE_BITS = 53
-"""JSON keeps numbers below 2 ** 53 whole."""
+"""Bits of the integers that JSON keeps exactly."""
 _FLOW_BITS = 40
-"""Of those, a flow's number has these at most, and fewer in a job of more than 8,190 members."""
+"""Bits of a flow's number; fewer in a job of more than 8,190 members."""
 
 Sharing = Literal["job", "rank"]
-"""Members with a part of the trace: all of a job, or the processes that were the same rank one after the other."""
+"""The members in one trace: all of a job, or the processes that were the same rank one after the other."""
 
 PROCESSES = 100_000
 """Process numbers that each member has in a trace of the job."""
 DEVICES = 50_000
-"""Its devices begin here."""
+"""Numbers of its devices begin here."""
 THREADS = 10_000_000
 """Added to the thread numbers of a rank that was started again, once for each start; Linux has none above 2 ** 22."""
 
@@ -48,7 +48,7 @@ class AlignedEvents:
         for stretch, index in stretches:
             self._stretches.setdefault(stretch.source, []).append((stretch, index))
         self.member = stretches[0][0].member
-        """The stream that they belong to."""
+        """The member's stream."""
         self._model = self.member.model
         self._reader = JournalReader(self.member.recording.path, Placement(self.member, sharing))
 
@@ -144,7 +144,7 @@ class Placement(IdMap):
         self._devices: set[int] = set()
 
     def add_tracks(self, records: Iterable[TrackRecord]) -> None:
-        """Learns tracks, and places them."""
+        """Reads the tracks of a member, and places them."""
         placed: list[TrackRecord] = []
         for record in records:
             if record.kind == TrackKind.STREAM:

@@ -1,4 +1,4 @@
-"""Merging: the streams of a job, played into exporters as one run or as one for each rank."""
+"""Plays the streams of a job into exporters, as one run or as one run for each rank."""
 
 from __future__ import annotations
 
@@ -196,7 +196,7 @@ class Merge:
         return list(ranks.values())
 
     def _range(self, member: Member) -> tuple[int, int]:
-        """Where what is merged of a member begins and ends, or all that there is of it."""
+        """Begin and end of the part of a member that is merged, or of all that exists of it."""
         parts = [stretch for stretch, _ in self._parts.get(member.number, ())]
         if not parts:
             return member.recording.first_ns, member.recording.last_ns
@@ -274,7 +274,7 @@ class Merge:
 
 
 def ledger_of(ledgers: Iterable[tuple[str, Ledger]]) -> Ledger:
-    """One ledger of those of several members.
+    """Combines the ledgers of several members into one.
 
     Args:
         ledgers: whose each is, and what it says. Sources and outputs are called `rank 0: recorder` then.

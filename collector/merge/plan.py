@@ -1,4 +1,4 @@
-"""Which windows of which members make up the windows of a merged trace."""
+"""Chooses the windows of members that make up the windows of a merged trace."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True):
     window: int | None = None
     """Index of the only window."""
     stream: str = ""
-    """Id of the stream whose index of the window that is; empty: the job's."""
+    """Id of the stream in which the window has that index; empty: the index is the job's."""
     steps: tuple[int, int] | None = None
-    """Numbers of the first and the last step; of windows, only these steps' time is taken."""
+    """Numbers of the first and the last step; only the time of these steps is merged."""
 
 
 class Stretch(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,7 +34,7 @@ class Stretch(msgspec.Struct, frozen=True, kw_only=True):
     source: int
     """Index of the window in the member's stream."""
     row: np.void
-    """Where its frames are: a row of `Rows`."""
+    """Place of its frames: a row of `Rows`."""
     window: Window
     start_ns: int
     end_ns: int
@@ -48,7 +48,7 @@ class MergedWindow(msgspec.Struct, frozen=True, kw_only=True):
 
     index: int
     stretches: list[Stretch]
-    """By member; a member that did a part of it again has several."""
+    """Stretches by member; a member that repeated a part of the window has several."""
     absent: list[Member]
     """Members that have nothing of it, though they seem to have run then."""
 

@@ -19,11 +19,11 @@ offset: added to the rank's times. drift: rate of the collector's clock against 
 remaining error of the rank's times, from this many round trips to the collector."""
 _WIDEST = 40
 _LOOKS = 256
-"""Times at which the bound is looked at: between them it hardly changes."""
+"""Times at which the bound is computed: between them it hardly changes."""
 
 
 class MemberReport(msgspec.Struct, frozen=True, kw_only=True):
-    """One process of a job: how its clock lies, and what there is of it."""
+    """A process of a job: its clock, and its part of the trace."""
 
     member: str
     rank: int | None
@@ -31,7 +31,7 @@ class MemberReport(msgspec.Struct, frozen=True, kw_only=True):
     pid: int
     stream: str
     offset_ns: int
-    """Added to its wall clock of the beginning of its run."""
+    """ns between its wall clock at the begin of its run and the reference."""
     drift_ppm: float
     """The rate at which the reference gains on its clock, where it was merged."""
     drift_bound_ppm: float | None
@@ -41,9 +41,9 @@ class MemberReport(msgspec.Struct, frozen=True, kw_only=True):
     round_trips: int
     """Number of round trips from which the bound was made."""
     refused: int
-    """Round trips that made no sense."""
+    """Round trips that contradict themselves."""
     unsteady: int
-    """How often its clock did not keep its rate."""
+    """Number of times that its clock changed its rate."""
     events: int
     machine: str
     """Members with the same one read the same clock."""
@@ -106,7 +106,7 @@ class MergeReport(msgspec.Struct, frozen=True, kw_only=True):
     missing_ranks: str
     """Ranks that sent nothing at all, such as `1,3-5`; of many ranges the first. Empty: none is missing."""
     missing_count: int
-    """How many these are."""
+    """The number of missing ranks."""
     absent: list[str]
     """Members that lack a window."""
     findings: list[LiveFinding]

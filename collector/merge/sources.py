@@ -40,7 +40,7 @@ class Gathered(msgspec.Struct, frozen=True):
     recordings: list[Recording]
     unreadable: list[UnreadableJournal]
     notes: list[str]
-    """Sentences: what was put together, and what does not count."""
+    """Sentences about recordings that were put together or left out."""
 
 
 def gather(sources: Sequence[Path], room: Callable[[], Path], wanted: Wanted | None = None) -> Gathered:
@@ -162,9 +162,9 @@ class Joined(msgspec.Struct, frozen=True):
     """Journals that were put together."""
 
     journals: list[Path]
-    """Each where a collector would keep it."""
+    """Journals, each at the path at which a collector would store it."""
     parts: set[Path]
-    """Journals of which all is in those, and those that are left out."""
+    """Journals that are parts of these, and journals that are left out."""
     notes: list[str]
     """Sentences: the changes that were made."""
     unreadable: list[UnreadableJournal]
@@ -180,15 +180,15 @@ class _Part(msgspec.Struct, frozen=True):
     path: Path
     sync: bytes
     segment: Segment
-    """Its first one."""
+    """Number of its first segment."""
     first: int
     """Number of its first frame."""
     next: int
     """Number of the frame that follows its last."""
     end: int
-    """Where its whole frames end."""
+    """End of its complete frames."""
     run: RunRecord | None
-    """Identity of the run of which it says that it is, if that is its first frame."""
+    """Identity of the run in its first frame, if that is a run record."""
 
 
 def join(sources: Sequence[Path], room: Callable[[], Path]) -> Joined:
@@ -245,7 +245,7 @@ def _leave_out_other_runs(stream: str, parts: list[_Part], joined: Joined) -> No
 
 
 def _in_order(parts: Sequence[_Part]) -> list[_Part]:
-    """Those of which each has what follows the one before; only the first, if it has everything."""
+    """Parts of which each continues the one before; only the first one, if it has everything."""
     chain: list[_Part] = []
     for part in sorted(parts, key=lambda part: (part.first, -part.next)):
         if not chain or part.sync == chain[0].sync and part.next > chain[-1].next:
@@ -312,7 +312,7 @@ def _write(target: Path, parts: Sequence[_Part]) -> None:
 
 
 def _begins(reader: FrameReader, part: _Part, number: int) -> int:
-    """Where the first frame begins that is not before this one."""
+    """Position of the first frame that begins at this position or later."""
     while reader.skip():
         at, its, _ = reader.head
         if its >= number:

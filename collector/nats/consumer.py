@@ -1,4 +1,4 @@
-"""Consumers in JetStream, requests for their messages, and failures of what is read from there."""
+"""Consumers in JetStream, requests for their messages, and failures to read them."""
 
 from __future__ import annotations
 

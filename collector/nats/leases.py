@@ -58,7 +58,7 @@ class Leases:
         self._owner = uuid.uuid4().hex
         self._announced, self._announced_at = -1, 0.0
         self._renewed: dict[int, float] = {}
-        """When each lease was renewed."""
+        """Time of the last renewal of each lease."""
 
     async def others(self) -> tuple[set[int], list[int]]:
         """Partitions on which nobody has a lease, and how many partitions each other running collector has announced."""

@@ -33,7 +33,7 @@ from stepscope.runtime.loop_threads.ending_tasks import finish
 log = logging.getLogger("stepscope.collector")
 
 REFUSE_SECONDS = 300.0
-"""Seconds for which messages of a stream without a valid `Hello` are delivered again. An exporter puts it before it publishes."""
+"""Seconds for which messages of a stream without a valid `Hello` are delivered again. Exporters put the `Hello` first."""
 ACK_SECONDS = 10.0
 """Seconds after which JetStream delivers a message again that was not acknowledged."""
 INACTIVE_SECONDS = 86_400.0
@@ -55,7 +55,7 @@ BUSY_SECONDS = 3.0
 RETRY_SECONDS = 1.0
 """Seconds after which a message comes again that follows one which could not be written."""
 LOOK_SECONDS = 0.1
-"""Between two looks for files to be closed."""
+"""Seconds between two looks for files to close."""
 STALE_SECONDS = 180.0
 """Seconds after which a message that was to be delivered again counts as deleted: the longest delay, and more."""
 CLOSE_SECONDS = 3.0
@@ -94,7 +94,7 @@ class _Message(NamedTuple):
 
     @property
     def number(self) -> int:
-        """Its number in JetStream."""
+        """The message's number in JetStream."""
         return self.message.metadata.sequence.stream
 
 
@@ -114,13 +114,13 @@ class _Intake:
         self.reset()
 
     def reset(self) -> None:
-        """Forgets what was delivered, for a consumer that begins again."""
+        """Forgets the messages that were delivered, for a consumer that begins again."""
         self.waiting: dict[int, int] = {}
         """First frames of the messages that were delivered and not acknowledged, by their numbers in JetStream."""
 
     @property
     def what(self) -> str:
-        """Its name in messages."""
+        """The stream's name in messages."""
         return f"stream {self.key}"
 
 
@@ -150,9 +150,9 @@ class Partition:
         self._identity = identity
         self._consumer = Consumer(session.client, session.jetstream, session.names.stream, config)
         self._unacknowledged: dict[int, float] = {}
-        """When messages were delivered that are not acknowledged, by their numbers in JetStream."""
+        """Delivery times of messages that are not acknowledged, by their numbers in JetStream."""
         self._looks_at = 0.0
-        """When to look next which files are to be closed."""
+        """Time of the next look for files to close."""
         self._reads_again = False
         self._has_more = False
         """Whether JetStream has more messages, or larger ones, as far as is known."""
@@ -247,7 +247,7 @@ class Partition:
         await message.ack()
 
     async def _terminate(self, message: Msg, error: FormatError) -> None:
-        """Has JetStream never deliver a message again: it would be no better the next time."""
+        """Has JetStream never deliver a message again: the next attempt would fail as well."""
         self._unacknowledged.pop(message.metadata.sequence.stream, None)
         self._session.refuse(message.subject, str(error))
         await message.term()
@@ -405,7 +405,7 @@ class Partition:
 
 
 def _check_job(process: NatsProcess, new_frames: NewFrames) -> None:
-    """Refuses frames that say that they are of another job. Raises `FormatError` if a frame does."""
+    """Refuses frames of another job. Raises `FormatError` if a run record among them names another one."""
     job = process.names.key.partition(".")[0]
     for run in new_frames.runs():
         if job_token(job_of(run)) != job:

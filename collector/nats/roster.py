@@ -1,4 +1,4 @@
-"""Which streams a team has in NATS: whose they are, and which of them are written up to their end."""
+"""The streams that a team has in NATS: their processes, and which of them are stored completely."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Roster:
     ) -> None:
         self._client, self._names, self._hellos, self._ended, self._forgot = client, names, hellos, ended, forgot
         self.processes: dict[str, NatsProcess] = {}
-        """By the keys of their streams; those that became known last are last."""
+        """Processes by the keys of their streams, in the order in which they became known."""
 
     async def process(self, key: str) -> NatsProcess:
         """The process of a stream. Raises `FormatError` if the stream has no `Hello`, or that is not its own, and
@@ -90,7 +90,7 @@ class Roster:
         return self.processes[key]
 
     def add(self, key: str, hello: protocol.Header) -> None:
-        """Makes a process known by the `Hello` of its stream. Raises `FormatError` if it is not that."""
+        """Adds a process by the `Hello` of its stream. Raises `FormatError` if the `Hello` is of another stream."""
         if key not in self.processes:
             self._add(key, self._checked(key, hello))
 

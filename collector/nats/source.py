@@ -86,7 +86,7 @@ class NatsSource:
         self._clients: list[Client] = []
         self._partitions: dict[int, Partition] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
-        """Those of partitions that have not ended."""
+        """Tasks of partitions that have not ended."""
         self._leaving: set[int] = set()
         """Partitions that are left to other collectors."""
         self._free_since: dict[int, float] = {}
@@ -245,7 +245,7 @@ class NatsSource:
                 task.cancel()
 
     async def _hear(self, roster: Roster, message: Msg) -> None:
-        """Notes what a process says of itself, and of its steps."""
+        """Notes a process's `Hello` and its facts of steps."""
         try:
             key = key_of(message.subject)
             header, _ = protocol.decode(message.data)

@@ -10,7 +10,7 @@ from stepscope.runtime.requests.armed import Armed, ArmedStatus
 from stepscope.runtime.requests.window_request import RunId, Stage
 
 MAX_RANKS_TEXT = 1 << 16
-"""Characters that name ranks: any of 10,000 fit."""
+"""Characters of a list of ranks: any ranks of 10,000 fit."""
 Name = Annotated[str, msgspec.Meta(max_length=255)]
 
 
@@ -19,7 +19,7 @@ class WindowOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     command: Literal["arm", "extend", "abort", "status"] = "arm"
     name: Name = ""
-    """Of the runs that are meant; needed where runs of several names are connected."""
+    """Name of the runs that are meant; needed if runs of several names are connected."""
     job: Name = ""
     """The job that is meant, as `/v1/jobs` has it; needed where several are connected."""
     patience: Annotated[float, msgspec.Meta(gt=0, le=60)] = 10.0
@@ -29,32 +29,32 @@ class WindowOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     stop_step: Annotated[int, msgspec.Meta(ge=0, lt=1 << 53)] | None = None
     seconds: Annotated[float, msgspec.Meta(gt=0, le=86400)] | None = None
     ranks: Annotated[str, msgspec.Meta(max_length=MAX_RANKS_TEXT)] | None = None
-    """Such as `0,3-5`; all if it is left out."""
+    """Ranks such as `0,3-5`; all if it is left out."""
     run_id: RunId = ""
     warmup: Annotated[int, msgspec.Meta(ge=0, le=10_000)] = 0
     granularity: Annotated[int, msgspec.Meta(ge=1, lt=1 << 53)] = 1
     past: Literal["refuse", "clip"] = "refuse"
     overlap: Literal["refuse", "queue"] = "refuse"
     stage: Stage = ""
-    """Only if all are in the stage of this name, such as `fit`."""
+    """Stage such as `fit`; the order is for processes in this stage only."""
     detail: Annotated[str, msgspec.Meta(max_length=200)] | None = None
-    """Such as `stacks,memory=off`; as the programs have set it if it is left out."""
+    """Detail such as `stacks,memory=off`; if it is left out, that of the programs."""
 
 
 class OrderedRank(msgspec.Struct, frozen=True, kw_only=True):
     """The answer of one process."""
 
     id: str
-    """Of the rank, as in `/v1/ranks`."""
+    """The rank's id, as in `/v1/ranks`."""
     rank: int | None
     host: str
     pid: int
     step: int | None
     """Number of its current step, if it has sent it."""
     stage: str = ""
-    """That it is in, such as `fit`; empty if it did not say so."""
+    """The stage of its training, such as `fit`; empty if the process names none."""
     obeys: bool
-    """Whether it does what was asked for."""
+    """Whether it follows the order."""
     text: str
     """A sentence: the effect, or why there is none."""
     armed: Armed | None = None
@@ -67,8 +67,8 @@ class OrderResult(msgspec.Struct, frozen=True, kw_only=True):
     outcome: Literal["done", "partly", "refused"]
     """`partly`: some processes do not do what the others do."""
     reason: str = ""
-    """Why it was refused, or what is to be known."""
+    """The reason for a refusal, or a remark."""
     first: int | None = None
-    """The first step that is recorded, the same on all."""
+    """The first recorded step, the same on all ranks."""
     last: int | None = None
     ranks: list[OrderedRank]

@@ -28,14 +28,14 @@ from stepscope.runtime.requests.window_request import WindowRequest
 from stepscope.runtime.session.ranks import missing_ranges, ranges_text, ranks_from, ranks_text, usual_size
 
 MARGIN = 1.0
-"""Seconds from the proposal to the first step that the first attempt allows for; each attempt that came too late doubles it."""
+"""Seconds from the proposal to the first step, in the first attempt; each attempt that came too late doubles them."""
 ATTEMPTS = 5
 LOOK = 0.3
-"""Seconds between two looks at processes of which one does not know yet how fast it goes."""
+"""Seconds between two looks at processes whose speed is not known yet."""
 LEAST_STEPS = 3
 """Steps ahead of the fastest rank in any case."""
 IN_ONE_TURN = 64
-"""Processes that are sent a command in one turn of the loop, as there may be 10,000."""
+"""Processes that get a command in one turn of the loop, as there may be 10,000."""
 
 NEEDED = "trace(control=Control(collector=True))"
 
@@ -44,13 +44,13 @@ class Target(NamedTuple):
     """A process that takes commands."""
 
     id: str
-    """Of its rank, as in `/v1/ranks`."""
+    """The rank's id, as in `/v1/ranks`."""
     stream: Stream
     process: Process
 
     @property
     def rank(self) -> int:
-        """Its rank; one without counts as rank 0."""
+        """The process's rank; 0 if it has none."""
         return self.stream.run.rank or 0
 
 
@@ -128,7 +128,7 @@ class Orders:
         self._streams = streams
 
     async def obey(self, order: WindowOrder) -> OrderResult:
-        """Has an order carried out.
+        """Carries out an order.
 
         Raises:
             ProblemError: 400 if it asks for what cannot be, 404 if no process is there that obeys, 409 if it is not
@@ -241,7 +241,8 @@ class Orders:
             least = nearest
 
     async def _ahead(self, order: WindowOrder, targets: list[Target], late: int) -> tuple[_Answers, int]:
-        """Where all are, and the first step that all have ahead of them, with time to agree on it, after `late` attempts without."""
+        """The current steps, and the first step that all ranks have ahead of them, with time to agree on it, after `late`
+        attempts."""
         loop = asyncio.get_running_loop()
         sent_at = loop.time()
         where = await self._ask(targets, Command(command="status"), order.patience)
@@ -326,7 +327,7 @@ def _obeys(answer: Answer) -> bool:
 
 
 def _without_advice(answer: Answer) -> Answer:
-    """The answer to an order that waits already, without the advice to wait."""
+    """The answer to an order that waits already, without the advice to wait for it."""
     if answer.armed is None:
         return answer
     reason = answer.armed.reason.removesuffix(f"; {ASK_TO_WAIT}")
@@ -334,7 +335,7 @@ def _without_advice(answer: Answer) -> Answer:
 
 
 def _apart(where: _Answers) -> str:
-    """Which ranks are in which stage, where they are not all in one; steps of different stages have nothing in common."""
+    """Names the stage of each rank if they differ: steps of different stages cannot be compared."""
     stages: dict[str, list[int]] = {}
     for target, answer in where:
         if answer.stage:
@@ -354,7 +355,7 @@ def _text(answer: Answer) -> str:
 
 
 def _refused(where: _Answers, reason: str) -> OrderResult:
-    """Nobody does anything, for one reason."""
+    """The answer if no rank follows an order, all for the same reason."""
     answers = [(target, Answer(error=reason, step=answer.step, stage=answer.stage)) for target, answer in where]
     return _result(answers, reason=reason)
 

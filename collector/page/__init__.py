@@ -17,11 +17,11 @@ _FILES = {
 }
 
 PATHS = frozenset(_FILES)
-"""Where its files are served: these and no others."""
+"""Paths at which the page's files are served; no other file is."""
 
 
 @get(sorted(PATHS), include_in_schema=False)
 async def send(request: Request[Any, Any, Any]) -> Response[bytes]:
-    """One file."""
+    """Sends one of the page's files."""
     path = _FILES[request.scope["path"]]
     return Response(await asyncio.to_thread(path.read_bytes), media_type=_MEDIA_TYPES[path.suffix])

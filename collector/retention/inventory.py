@@ -20,7 +20,7 @@ from stepscope.runtime.journal.index import WindowRow, read_index, scan
 from stepscope.runtime.journal.records import RunRecord
 
 Isolated = Callable[[str, Callable[[], object]], object]
-"""Does what may fail for one stream."""
+"""Runs a function whose failure costs one stream only."""
 
 MAX_WINDOWS = 1000
 """Windows of a segment that are listed one by one: if more ended in it, half of them are the newest and half the slowest."""
@@ -32,23 +32,23 @@ class StoredStream(msgspec.Struct, frozen=True):
     id: str
     journal: Path
     segments: list[Segment]
-    """Those that are not written any more, in their order."""
+    """Segments that are complete, in their order."""
     over: bool
-    """Whether nothing more is expected. If not, another segment follows, which is left alone."""
+    """Whether nothing more is expected. If not, another segment follows, which is not in `segments`."""
 
     @property
     def run(self) -> RunRecord | None:
-        """`None` if no segment says whose it is."""
+        """The run record; `None` if no segment has one."""
         return next((one.run for one in self.segments if one.run is not None), None)
 
     @property
     def job(self) -> str:
-        """Empty if it is unknown."""
+        """Name of the job; empty if it is unknown."""
         return "" if self.run is None else job_of(self.run)
 
     @property
     def rank(self) -> int | None:
-        """Of its process."""
+        """Rank of its process."""
         return None if self.run is None else self.run.rank
 
     @property
@@ -109,7 +109,7 @@ class SegmentWindow(msgspec.Struct, frozen=True, gc=False):
 
     @classmethod
     def of(cls, row: WindowRow) -> SegmentWindow:
-        """One that ended, with the time of the rank's clock."""
+        """Describes a window that ended, with times of the rank's clock."""
         steps = (row.first_step, row.last_step) if row.steps > 0 else None
         return cls(row.window, row.end_ns, (row.end_ns - row.start_ns) / max(row.steps, 1), steps)
 
@@ -125,11 +125,11 @@ class Segment(msgspec.Struct, frozen=True):
     file: SegmentFile
     run: RunRecord | None
     windows: list[SegmentWindow]
-    """Those that ended in it, and those that go on after it."""
+    """Windows that ended in the segment, and those that continue after it."""
     first_window: int
     """The lowest number of a window, also of those that are not listed."""
     last_window: int
-    """The highest one."""
+    """The highest number of a window."""
     last_ns: int
     """Unix time of its last event or end of a window; of its last change, if there is none."""
 
@@ -173,11 +173,11 @@ class Segment(msgspec.Struct, frozen=True):
         return (then.st_ino, then.st_size, then.st_mtime_ns) == (now.st_ino, now.st_size, now.st_mtime_ns)
 
     def windows_among(self, among: Collection[int]) -> set[int]:
-        """Those of some windows of which it may have a part."""
+        """Filters windows: those of which the segment may have a part."""
         return {one.index for one in self.windows if one.index in among}
 
     def counted(self) -> Evicted:
-        """How much is in it, by the headers of its frames. Raises `OSError` if it cannot be read, and `FormatError` if
+        """Counts its content, by the headers of its frames. Raises `OSError` if it cannot be read, and `FormatError` if
         it is no journal."""
         events = 0
 

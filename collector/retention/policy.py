@@ -1,4 +1,4 @@
-"""Which segments are evicted first, when there is not room for all."""
+"""The order in which segments are evicted when there is not room for all."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class StoragePolicy(Checked, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Says which windows are evicted last. Unknown fields are refused."""
 
     max_bytes: Count = 0
-    """On disk, of everything that the collector writes; 0: no limit."""
+    """Bytes on disk of everything that the collector writes; 0: no limit."""
     newest: Count = 8
     """Closed windows of the newest time; their segments are evicted last."""
     slowest: Count = 8

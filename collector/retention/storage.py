@@ -26,11 +26,11 @@ from stepscope.runtime.journal.segments import segment_paths
 log = logging.getLogger("stepscope.collector")
 
 FREE_SECONDS = 10.0
-"""Between two questions how much of the file system is free."""
+"""Seconds between two questions for the free room of the file system."""
 AGAIN_SECONDS = 1.0
-"""Until the next measurement, if the last one failed or could not evict what is being read."""
+"""Seconds until the next measurement, if the last one failed or could not evict segments that are being read."""
 LEAST_SECONDS = 0.2
-"""Between two measurements, however much is written."""
+"""Seconds between two measurements, however much is written."""
 DELETED = "deleted"
 """Name of the file, in the directory of a collector, that counts the streams that were deleted whole ever since."""
 LATE = 2.0
@@ -38,13 +38,13 @@ LATE = 2.0
 
 
 class Count(msgspec.Struct, frozen=True):
-    """Of all streams that were deleted for want of room."""
+    """Counts streams that were deleted for want of room."""
 
     streams: int = 0
     events: int = 0
-    """That they had brought, with those that were evicted before."""
+    """Events of these streams, with those that were evicted before."""
     last: str = ""
-    """Id of the last one: who is killed between the count and the deletion does not count it twice."""
+    """Id of the last deleted stream: after a kill between the count and the deletion, it is not counted twice."""
 
 
 class Deleted:
@@ -62,7 +62,7 @@ class Deleted:
             self.count = Count()
 
     def add(self, stream: str, events: int) -> None:
-        """A stream is to be deleted. Raises `OSError` if that cannot be noted."""
+        """Counts a stream that is about to be deleted. Raises `OSError` if the count cannot be written."""
         if self.count.last != stream:
             self.set(Count(self.count.streams + 1, self.count.events + events, stream))
 
@@ -77,25 +77,25 @@ class Measurement(msgspec.Struct):
     """Result of one measurement of the disk, and what was evicted."""
 
     used: int
-    """Bytes on disk afterwards."""
+    """Bytes on disk after the evictions."""
     counted: int
     """The same with the room that is reserved for downloads."""
     freed: int = 0
-    """Bytes on disk."""
+    """Bytes on disk that were freed."""
     removed_bytes: int = 0
     """Length of the files that were deleted."""
     evicted: list[tuple[str, Evicted]] = []
-    """Streams and segments."""
+    """Evicted segments with their streams."""
     deleted: list[str] = []
     """Streams that were deleted whole."""
     postponed: list[str] = []
     """Streams, in the order of their segments that are evicted as soon as the live state is restored from them; nothing else is evicted
     in their place."""
     postponed_bytes: int = 0
-    """On disk, of these segments."""
+    """Bytes on disk of these segments."""
 
     def removed(self, about: os.stat_result) -> None:
-        """A file was deleted."""
+        """Counts a deleted file."""
         self.freed += on_disk(about)
         self.removed_bytes += about.st_size
 
@@ -128,7 +128,7 @@ class Storage:
         self._inventory = Inventory()
         self._deleted = Deleted(store.directory)
         self._unused: int | None = None if policy.max_bytes else 0
-        """Of the bytes that are reserved for downloads; `None` before the first measurement."""
+        """Bytes that are reserved for downloads and not used; `None` before the first measurement."""
         self._free: int | None = None
         self._problem = ""
         self.unreadable: dict[str, str] = {}
@@ -155,7 +155,7 @@ class Storage:
                     due = True
 
     async def _measure(self) -> bool:
-        """Measures the disk once; whether to do so again soon."""
+        """Measures the disk once. Returns whether to measure again soon."""
         quota = self._store.quota
         quota.begin_measurement()
         done = await asyncio.to_thread(self.enforce, quota.wanted, self._store.surplus_streams)
@@ -172,7 +172,7 @@ class Storage:
         return bool(done.postponed)
 
     def view(self, discarded: int = 0) -> StorageView | None:
-        """How much there is, as of the last measurement, and what was written since; `None` before the first. The disk is not asked."""
+        """Disk use as of the last measurement and of later writes; `None` before the first. It does not ask the disk."""
         if self._unused is None or self._free is None:
             return None
         waits = self._store.waits
@@ -263,14 +263,14 @@ class Storage:
                 done.removed(last.file.about)
 
     def _unseen(self, path: Path, error: OSError) -> None:
-        """A file or directory cannot be looked at: if it is of a stream, it costs that one."""
+        """Reports a file or directory that cannot be read: only its stream is skipped."""
         stream = self._store.stream_at(path)
         if not stream:
             raise error
         self._log_skipped(stream, error)
 
     def _isolated(self, stream: str, work: Callable[[], object]) -> None:
-        """Does what may fail for one stream, which is left as it is then."""
+        """Runs a function for one stream. If it fails, the stream stays as it is."""
         try:
             work()
         except FileNotFoundError:
@@ -279,7 +279,7 @@ class Storage:
             self._log_skipped(stream, error)
 
     def _log_skipped(self, stream: str, error: Exception) -> None:
-        """A stream is left as it is. That is logged once for each reason."""
+        """Logs a stream that stays as it is, once for each reason."""
         expected = isinstance(error, (FormatError, OSError))
         why = str(error) if expected else f"{type(error).__name__}: {error}"
         if why not in (self.unreadable.get(stream), self._faults.get(stream)):

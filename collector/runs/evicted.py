@@ -13,14 +13,14 @@ from stepscope.runtime.journal.frame_reader import Damage, FrameReader
 from stepscope.runtime.journal.segments import segment_path
 
 NAME = "evicted"
-"""One line of JSON for each evicted segment."""
+"""Name of the file, which has one line of JSON for each evicted segment."""
 
 
 class Evicted(msgspec.Struct, frozen=True, kw_only=True):
     """A segment that was deleted to free the disk."""
 
     segment: int
-    """Its number."""
+    """Number of the segment."""
     frames: int
     nbytes: int
     """Bytes of its frames."""
@@ -61,7 +61,7 @@ def read_evicted(journal: Path) -> list[Evicted]:
 
 
 def evict(journal: Path, evicted: Evicted) -> None:
-    """Deletes a segment, after it was written down what it contained. If that fails, everything is as before.
+    """Deletes a segment, after a line with its contents was written. If that fails, everything is as before.
 
     Args:
         journal: path of the stream's first segment, which need not exist.
@@ -88,7 +88,7 @@ def evict(journal: Path, evicted: Evicted) -> None:
 
 
 def _write(file: int, line: bytes) -> bool:
-    """Appends a line; whether there was room."""
+    """Appends a line. Returns whether there was room."""
     try:
         return os.write(file, line) == len(line)
     except OSError as error:
@@ -107,7 +107,7 @@ def gaps_of(reader: FrameReader, evicted: Sequence[Evicted]) -> Damage:
 
 
 def beyond(damage: Damage, gaps: Damage) -> Damage:
-    """Damage without what is missing in gaps."""
+    """Damage without the damage in gaps."""
     return msgspec.structs.replace(
         damage,
         lost_frames=max(damage.lost_frames - gaps.lost_frames, 0),

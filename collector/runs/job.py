@@ -28,7 +28,7 @@ SAME_CLOCK_NS = 50_000_000
 """Two processes read one monotonic clock if its name is the same and their wall clocks agree so well: a machine that was
 copied while it ran has the name of the other."""
 WITNESSES = 3
-"""Of those who read a clock, so many are compared with each that says it does, too."""
+"""So many processes that read a clock are compared with each one whose clock has the same name."""
 
 
 def jobs_of(recordings: Sequence[Recording]) -> dict[str, list[Recording]]:
@@ -69,10 +69,10 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
     windows."""
 
     number: int
-    """From 0, by rank and then by time; unique in the job."""
+    """Number from 0, by rank and then by time; unique in the job."""
     rank: int | None
     start: int
-    """0 for the rank's first process, 1 after it was started again, and so on."""
+    """Number of the start, 0 for the rank's first process."""
     recording: Recording
     clock: str
     """Members with the same one read the same clock, and so are exactly in order."""
@@ -80,12 +80,12 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def model(self) -> ClockModel:
-        """Its clock."""
+        """The model of its clock."""
         return self.fitted.model
 
     @property
     def label(self) -> str:
-        """Its name in reports and on rows."""
+        """The member's name in reports and on rows."""
         rank = f"rank {self.rank}" if self.rank is not None else f"process {self.recording.run.pid}"
         return f"{rank} (start {self.start + 1})" if self.start else rank
 
@@ -146,12 +146,12 @@ class Job:
 
     @property
     def ranks(self) -> list[int]:
-        """The ranks that are there, in order."""
+        """The ranks of the recordings, in order."""
         return sorted({member.rank for member in self.members if member.rank is not None})
 
     @property
     def missing(self) -> list[range]:
-        """The ranks that should be there, as most members say how many there are."""
+        """The ranks without a recording, by the number of ranks that most members report."""
         size = usual_size(member.recording.run.world_size for member in self.members)
         return missing_ranges(self.ranks, size) if self.ranks else []
 
@@ -178,7 +178,7 @@ class _Clock:
         self._witnesses: list[Pieces] | None = None
 
     def shows(self, recording: Recording) -> bool:
-        """Whether a recording can be of this clock: by its name, its wall clock and what it measured."""
+        """Whether a recording can have this clock: by its name, its wall clock and its measurements."""
         run = recording.run
         if run.clock != self._name or abs(_ahead(run.anchor) - self._ahead) >= SAME_CLOCK_NS:
             return False

@@ -30,7 +30,7 @@ from stepscope.runtime.journal.segments import first_names
 from stepscope.runtime.windows.window import Step, Window
 
 MAX_STREAMS = 65_536
-"""More are not looked for below a directory."""
+"""Streams below a directory that are read; further ones are ignored."""
 MAX_SYNCS = 1 << 13
 """Round trips of one stream that are kept; of a longer run the quickest of every 2, 4, 8, ... in a row."""
 NEAR_NS = 300 * 10**9
@@ -38,17 +38,17 @@ NEAREST = 8
 """For some windows, round trips at so little distance are kept, and so many on each side of the first, the last, and of a change of
 the collector's clock."""
 _FAR = 1 << 61
-"""ns, 73 years: no clock shows more, not even Unix time, and sums of such times fit."""
+"""A time in ns (73 years) that no clock shows, not even Unix time; sums of such times fit 64 bits."""
 MAX_UNFINISHED = 64
-"""Windows without an end that are looked into, those with the lowest numbers; a stream that was written in order has one or two."""
+"""Windows without an end that are read, with the lowest numbers first; a complete stream has one or two."""
 _STREAM = re.compile("[0-9a-f]{32}")
 
 Wanted = Callable[[Rows], NDArray[np.bool_]]
-"""Says of each row whether it is wanted."""
+"""Decides whether a row is wanted."""
 
 
 class Recording(msgspec.Struct, kw_only=True):
-    """One stream. Times are ns of its own monotonic clock."""
+    """The recording of one stream. Times are ns of its own monotonic clock."""
 
     id: str
     """Of the stream, where it is known; else the path of its file below the directory, as far as it distinguishes streams."""
@@ -67,13 +67,13 @@ class Recording(msgspec.Struct, kw_only=True):
     """Events in all windows."""
     first_ns: int
     last_ns: int
-    """Of its windows; of the run's anchor, if there is none."""
+    """End of its last window; the time of the run's anchor, if there is no window."""
     ended: bool
     """Whether it was closed in order."""
     recovered: bool
     """Whether its process was killed and `stepscope recover` completed it."""
     damage: Damage
-    """After its last index frame."""
+    """Damage after its last index frame."""
     gaps: Damage
     """The damage that a reader of the whole stream counts where segments were evicted."""
     metadata: dict[str, Any]
@@ -83,13 +83,13 @@ class Recording(msgspec.Struct, kw_only=True):
     discarded: int
     """Events that a collector evicted, for want of room."""
     stream: str
-    """Id of the stream, where it lies as a collector keeps it; else empty."""
+    """Id of the stream, if a collector stores it; else empty."""
     unfinished: dict[int, Window] | None = None
     """The windows without an end, after `read_open`."""
 
     @property
     def directory(self) -> Path:
-        """Of the collector that keeps it, if `stream` is known."""
+        """Directory of the collector that stores it, if `stream` is known."""
         return self.path.absolute().parent.parent.parent
 
     @property
@@ -244,7 +244,7 @@ def _without_end(index: JournalIndex) -> Rows:
 
 
 def _range(parts: Sequence[Rows]) -> tuple[int, int] | None:
-    """Where the first window with events begins, and the last one ends; `None` if there is none."""
+    """Begin of the first window with events, and end of the last one; `None` without such a window."""
     some = [part if part["events"].min(initial=1) > 0 else part[part["events"] > 0] for part in parts]
     times = [(int(part["start_ns"].min()), int(part["end_ns"].max())) for part in some if len(part)]
     return (min(first for first, _ in times), max(last for _, last in times)) if times else None
@@ -284,11 +284,11 @@ class _ClockSamples:
     def __init__(self) -> None:
         self._selected: list[ClockSync] = []
         self._group: list[ClockSync] = []
-        """The newest, of which one will be selected."""
+        """The newest round trips, of which one will be selected."""
         self._group_size = 1
 
     def add(self, sync: ClockSync) -> None:
-        """The next one."""
+        """Adds the next round trip."""
         if self._group_size == 1 and len(self._selected) < MAX_SYNCS - 1:
             self._selected.append(sync)
             return
@@ -312,7 +312,7 @@ class _ClockSamples:
 
 
 def _halved(syncs: list[ClockSync]) -> Iterator[ClockSync]:
-    """The quicker of two neighbours that were of one clock."""
+    """Selects the quicker one of two neighbours that were of one clock."""
     at = 0
     while at < len(syncs):
         pair = [sync for sync in syncs[at : at + 2] if sync.clock == syncs[at].clock]
@@ -321,7 +321,7 @@ def _halved(syncs: list[ClockSync]) -> Iterator[ClockSync]:
 
 
 def _quickest(syncs: list[ClockSync]) -> ClockSync:
-    """That with the shortest way, which bounds the clock best; one that contradicts itself only if all do."""
+    """The round trip with the shortest way, which bounds the clock best; one that contradicts itself only if all do."""
 
     def way(sync: ClockSync) -> float:
         ns = (sync.returned - sync.sent) - (sync.answered - sync.arrived)
@@ -331,7 +331,7 @@ def _quickest(syncs: list[ClockSync]) -> ClockSync:
 
 
 def _sane(at: int) -> int:
-    """A time that can be reckoned with: what no clock shows is the nearest that one might."""
+    """Limits a time to the range that clocks show."""
     return max(-_FAR, min(at, _FAR))
 
 

@@ -1,4 +1,4 @@
-"""The newest windows of a stream, and which windows of several processes are one window of their job."""
+"""The newest windows of a stream, and the windows of several processes that are one window of their job."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MAX_WINDOWS = 128
 """The most closed windows of a stream in memory; the files have all."""
 _MOST_OPEN = 64
 _MOST_EVICTED = 4 * MAX_WINDOWS
-"""Windows, the newest, of which it is known that a part was evicted."""
+"""The newest windows of which a part was evicted, so many."""
 MOST_ACCOUNT = 1 << 16
 """Bytes of a ledger, or of diagnostics, that are read: they become many times as large in memory, at some ms for so many."""
 MOST_REASONS = 64
@@ -36,11 +36,11 @@ Mark = tuple[int, Steps | None]
 
 MARKS = np.dtype([("window", "<i8"), ("first_step", "<i8"), ("last_step", "<i8")])
 Marks = NDArray[np.void]
-"""The same for many windows, an array of `MARKS`; a window without steps has a last step that is less than its first."""
+"""Such marks of many windows, an array of `MARKS`; a window without steps has a last step that is less than its first."""
 
 _MOST = (1 << 63) - 1
 _FAR = 1 << 61
-"""Differences of such numbers of steps fit 64 bits."""
+"""Step numbers are limited to this, so that their differences fit 64 bits."""
 
 
 class WindowFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,7 +50,7 @@ class WindowFacts(msgspec.Struct, frozen=True, kw_only=True):
     open: bool
     """Whether it is still recorded, or its end never came."""
     start_ns: int
-    """Of the rank's monotonic clock."""
+    """Begin by the rank's monotonic clock."""
     end_ns: int = 0
     steps: int = 0
     first_step: int | None = None
@@ -63,7 +63,7 @@ class WindowFacts(msgspec.Struct, frozen=True, kw_only=True):
     partly_evicted: bool = False
     """Whether a part may have been evicted to keep the files within the limit of the disk."""
     diagnostics: tuple[str, ...] = ()
-    """The first few."""
+    """The first few diagnostics."""
 
 
 MarkedWindow = tuple[Mark, WindowFacts]
@@ -83,7 +83,7 @@ class _Closed(msgspec.Struct, frozen=True):
 
     @property
     def count(self) -> int:
-        """Of its steps."""
+        """The number of its steps."""
         return len(self.steps) // _STEP_BYTES
 
     @property
@@ -106,18 +106,18 @@ class StreamWindows:
         self.count = 0
         """Windows closed."""
         self.dropped: Counter[str] = Counter()
-        """Events, by who lost them and why, such as `recorder/overflow`."""
+        """Lost events by the part that lost them and the reason, such as `recorder/overflow`."""
         self.evicted: set[int] = set()
         """Numbers of the segments that were evicted."""
         self.discarded = self.discarded_bytes = 0
-        """Events and bytes in them."""
+        """Events and bytes in these segments."""
         self._partly_evicted: set[int] = set()
         self._open: dict[int, int] = {}
         self._open_steps: dict[int, Steps] = {}
         self._closed: deque[MarkedWindow] = deque(maxlen=MAX_WINDOWS)
 
     def __iter__(self) -> Iterator[WindowFacts]:
-        """As `newest`, without their marks."""
+        """Yields the facts of `newest`, without their marks."""
         return (window for _, window in self.newest())
 
     @property
@@ -126,7 +126,7 @@ class StreamWindows:
         return bool(self._open_steps)
 
     def newest(self) -> list[MarkedWindow]:
-        """The newest first; those that are open before those that are closed."""
+        """The newest windows first; open windows before closed ones."""
         found: list[MarkedWindow] = []
         evicted = self._partly_evicted
         for index, start in sorted(self._open.items(), reverse=True):
@@ -150,7 +150,7 @@ class StreamWindows:
         return found + closed[::-1]
 
     def evict(self, evicted: Evicted) -> None:
-        """A segment was evicted. Idempotent."""
+        """Notes that a segment was evicted. Idempotent."""
         if evicted.segment in self.evicted:
             return
         self.evicted.add(evicted.segment)
@@ -166,25 +166,25 @@ class StreamWindows:
             add(self.dropped, {OTHER: dropped})
 
     def stepped(self, index: int, numbers: NDArray[np.int32] | NDArray[np.int64]) -> None:
-        """Steps of a window have ended."""
+        """Notes that steps of a window have ended."""
         numbers = numbers[numbers >= 0]
         if len(numbers):
             self.stepped_to(index, int(numbers.min()), int(numbers.max()))
 
     def stepped_to(self, index: int, first: int, last: int) -> None:
-        """The steps `first` to `last` of a window have ended."""
+        """Notes that the steps `first` to `last` of a window have ended."""
         if index in self._open and 0 <= first <= last:
             before = self._open_steps.get(index, (first, last))
             self._open_steps[index] = min(before[0], first), max(before[1], last)
 
     def opened(self, payload: fmt.Bytes) -> None:
-        """A frame that says that events of a window follow. Raises `msgspec.MsgspecError` if it cannot be read."""
+        """Reads a frame after which the events of a window follow. Raises `msgspec.MsgspecError` if it cannot be read."""
         record = _opened(payload)
         if len(self._open) < _MOST_OPEN:
             self._open[record.index] = record.at_ns
 
     def closed(self, payload: fmt.Bytes) -> bool:
-        """A frame that has the end of a window.
+        """Reads a frame with the end of a window.
 
         Returns:
             Whether all of it was read: not accounts and diagnostics of more than `MOST_ACCOUNT` bytes.
@@ -219,7 +219,7 @@ class StreamWindows:
         return all(fits)
 
     def ended(self) -> None:
-        """The stream was closed in order: nothing is open."""
+        """Notes that the stream was closed in order: no window is open."""
         self._open.clear()
         self._open_steps.clear()
 

@@ -28,7 +28,7 @@ PART_BYTES = 5 << 20
 """Objects are put and read in parts of this size, the smallest that S3 takes."""
 PIECE_BYTES = 1 << 20
 REFUSALS = 2 * CALLS
-"""After so many refused calls in a row no further ones are made for a while."""
+"""After so many refused calls in a row, calls pause for a while."""
 ENDING_S = 2.0
 """Seconds to wait for the end of calls that were stopped."""
 
@@ -52,7 +52,7 @@ class ObjectStore:
         self._local = isinstance(self.files, _LocalFiles)
         self._stopped = threading.Event()
         self._last_progress: dict[int, float] = {}
-        """By thread: when its current call last made progress."""
+        """Time of the last progress of each thread's current call."""
 
     def stop(self) -> None:
         """Makes all calls end soon with an error; from any thread."""

@@ -33,7 +33,7 @@ log = logging.getLogger("stepscope.collector")
 
 CLOCKS = "clocks.json"
 EVICTED = "evicted"
-"""File beside a stream's segments that counts what was evicted."""
+"""File beside a stream's segments that counts evicted ones."""
 CLOCK = re.compile("[0-9a-f]{32}")
 FILE = re.compile(r"(?P<stream>[0-9a-f]{32})/(?:journal(?:\.(?P<number>[1-9][0-9]{0,4}))?|evicted)")
 """Name of an object that is a file of a stream. Its path below `streams` is the same."""
@@ -44,7 +44,7 @@ SILENCE_S = 30.0
 """Seconds without progress of a call after which the page says so."""
 
 Errors = dict[str, OSError | FormatError]
-"""By name of the object, or of the stream."""
+"""Errors by the name of the object, or of the stream."""
 
 
 class _File(msgspec.Struct, frozen=True):
@@ -60,7 +60,7 @@ class _File(msgspec.Struct, frozen=True):
 
 
 class Uploader:
-    """Puts what the store does not have with the same size.
+    """Uploads the files that the store does not have with the same size.
 
     Closed segments never change, so an upload can be interrupted at any time, and several processes can upload the same
     directory to the same URL. Not for several threads at once, except for `uploaded` and `note_change`.
@@ -99,7 +99,7 @@ class Uploader:
         self._final: set[str] = set()
         """Files in the store that do not change any more."""
         self._ends: dict[str, tuple[int, bool]] = {}
-        """Of last segments: size at the last look, and whether there was an END frame."""
+        """For each last segment, its size at the last look, and whether it had an END frame."""
         self._over: list[str] = []
         """Last segments of streams that are over, as of the last look."""
         self._clocks: frozenset[str] | None = None
@@ -113,7 +113,7 @@ class Uploader:
         return f"{path.parent.name}/{path.name}" in self._final
 
     def note_change(self, stream: str) -> None:
-        """A segment of a stream was begun or deleted, or a connection of it has come or gone. From any thread."""
+        """Notes that a segment of a stream was begun or deleted, or that a connection came or went. From any thread."""
         self._changed.append(stream)
 
     def upload(self, *, rest: bool = False, walk: bool = True) -> None:
@@ -278,7 +278,7 @@ def read_clocks(store: ObjectStore, nbytes: int) -> frozenset[str]:
 
 
 class Uploading:
-    """The collector's own upload: puts what was closed, every few seconds. Nothing else waits for the store.
+    """The collector's own upload: uploads closed segments every few seconds. Nothing else waits for the store.
 
     Args:
         url: see `ObjectStore`.

@@ -1,1 +1,1 @@
-"""The web server: who may ask what, the HTTP interface, live events and metrics."""
+"""The web server: access control, the HTTP interface, live events and metrics."""

@@ -54,7 +54,7 @@ _WINDOW = ORDERS + "/{window:int}"
 _OF_STREAM = _STREAM + "/windows/{window:int}"
 _BYTES = "application/octet-stream"
 JobName = Annotated[str | None, QueryParameter(max_length=1024)]
-"""Of which job, if the collector has several."""
+"""The requested job, if the collector has several."""
 Number = Annotated[int, PathParameter(ge=0, lt=1 << 32)]
 """Index of a window."""
 
@@ -80,7 +80,7 @@ def _problems(*more: int) -> dict[int, ResponseSpec]:
 
 
 def unread_order(request: AnyRequest, error: HTTPException) -> Response[Problem]:
-    """Notes an order that cannot be read, and says why."""
+    """Logs an order that cannot be read, with the reason."""
     answer = refused(request, error)
     found = answer.content
     _note(request, "ordered", outcome="refused", status=found.status, why=found.detail[:200])
@@ -88,7 +88,7 @@ def unread_order(request: AnyRequest, error: HTTPException) -> Response[Problem]
 
 
 async def not_exposed(connection: ASGIConnection[Any, Any, Any, Any], _: BaseRouteHandler) -> None:
-    """Refuses orders where everybody could give them.
+    """Refuses orders if anybody could give them.
 
     Raises:
         ProblemError: 403.
@@ -250,7 +250,7 @@ class Api(Controller):
         wanted = {
             stream.id: rank.id for rank in self._collector.streams for stream in rank.streams if stream.job == group.job
         }
-        paths = await self._collector.disk.ask(lambda: self._collector.store.existing_of(wanted))
+        paths = await self._collector.disk.try_run(lambda: self._collector.store.existing_of(wanted))
         sources = {id: Source(wanted[id], path, group.job) for id, path in paths.items()}
         rows = [row for row in group.rows if row.start.stream.id in sources]
         if not rows:
@@ -313,9 +313,9 @@ class Api(Controller):
         return found[0]
 
     async def _file(self, request: AnyRequest, id: str) -> Path:
-        """The file of a stream."""
+        """Sends the file of a stream."""
         try:
-            path = await self._collector.disk.ask(lambda: self._collector.store.existing(id))
+            path = await self._collector.disk.try_run(lambda: self._collector.store.existing(id))
         except FormatError as error:
             raise ProblemError(404, str(error)) from error
         stream = self._collector.streams.all.get(id)
@@ -324,7 +324,7 @@ class Api(Controller):
         return path
 
     def _made(self, request: AnyRequest, kind: Download, sources: list[Source], window: int, name: str) -> Streamed:
-        """A file that is made of streams' files."""
+        """Sends a file that is made of streams' files."""
         return _sent(request, self._collector.downloads.send(kind, sources, window), f"{name}{kind.suffix}")
 
 

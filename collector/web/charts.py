@@ -21,7 +21,7 @@ Range = Literal["recent", "all"]
 MOST_SERIES = 32
 """Most ranks with a line of their own."""
 FRESH = 0.8
-"""Seconds for which what was laid out is shown to others."""
+"""Seconds for which a layout is used again."""
 _MAX_LAYOUTS = 8
 """Layouts: some megabytes each where there are a thousand ranks."""
 
@@ -88,7 +88,7 @@ class Charts:
 
 
 async def _lay_out(ranks: list[Rank], range: Range, job: str | None) -> _Layout | None:
-    """`None` if there is no step."""
+    """Lays the chart out; `None` if there is no step."""
     sums: dict[str, list[Sums]] = {}
     async for rank in in_slices(ranks):
         its = [stream for stream in rank.streams if job is None or stream.job == job]
@@ -124,7 +124,7 @@ _Laid = tuple[int, int, Means]
 
 
 def _over_each_other(histories: Sequence[Sequence[Sums]], width: int, range: Range) -> _Laid | None:
-    """Of any histories, in buckets of the width or, if their times lie far apart, of a multiple of it."""
+    """Lays histories over each other, in buckets of the width or, if their times lie far apart, of a multiple of it."""
     while True:
         parts = [[one.means(width) for one in several] for several in histories]
         found = [at for several in parts for at, _ in several if len(at)]
@@ -158,7 +158,7 @@ def _numbers(values: Means) -> list[float | None]:
 
 
 class HeatmapQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """Which part of the picture, and how large."""
+    """The requested part of the heat map, and its size."""
 
     job: Annotated[str | None, QueryParameter(max_length=1024)] = None
     rows: Annotated[int, QueryParameter(ge=1, le=1024)] = 512
@@ -166,11 +166,11 @@ class HeatmapQuery(msgspec.Struct, frozen=True, kw_only=True):
     columns: Annotated[int, QueryParameter(ge=1, le=1024)] = 1000
     """The most columns; several steps share one if there are more."""
     value: Annotated[Literal["own", "whole"], QueryParameter()] = "own"
-    """Times without collectives, where these are known, or of whole steps."""
+    """Times without collectives, if these are known, or of whole steps."""
     from_rank: Annotated[int | None, QueryParameter(ge=0, lt=1 << 31)] = None
     """Position of the first rank among those of the job; default: the first."""
     to_rank: Annotated[int | None, QueryParameter(ge=0, lt=1 << 31)] = None
-    """Position of the last."""
+    """Position of the last rank."""
     from_step: Annotated[int | None, QueryParameter(ge=0, lt=1 << 62)] = None
     """Number of the first step; default: the oldest of the newest that are known."""
     to_step: Annotated[int | None, QueryParameter(ge=0, lt=1 << 62)] = None

@@ -1,4 +1,4 @@
-"""The guard: who may ask what, before any of it is read."""
+"""The guard: checks the rights of each request before its content is read."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Guard:
         self._app, self._hosts, self._tokens, self._tickets, self._audit = app, hosts, tokens, tickets, audit
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request."""
+        """Checks one request, and passes it on."""
         scope = scope.copy()
         # Litestar takes `/v1//windows/` for `/v1/windows`: what is checked must be what is asked for.
         scope["path"] = normalize_path(scope["path"])

@@ -17,7 +17,7 @@ from stepscope.collector.live.views import Snapshot
 INTERVAL = 1.0
 """Seconds between two snapshots."""
 MOST_LISTENERS = 256
-"""At once."""
+"""Clients that may listen at the same time."""
 
 
 class _View(NamedTuple):

@@ -17,13 +17,13 @@ _LABELS = ("id", "rank", "host")
 
 
 class _Views(Collector):
-    """One snapshot as metrics."""
+    """Views of one snapshot, as metrics."""
 
     def __init__(self, snapshot: Snapshot, refused: int) -> None:
         self._snapshot, self._refused = snapshot, refused
 
     def collect(self) -> Iterator[Metric]:
-        """Every family."""
+        """Yields every family of metrics."""
         job = self._snapshot.job
         states = GaugeMetricFamily("stepscope_ranks", "Ranks by state", labels=["state"])
         for state, count in zip(_STATES, (job.connected, job.silent, job.ended, job.died), strict=True):

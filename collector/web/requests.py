@@ -29,9 +29,9 @@ from stepscope.runtime.settings.validation import did_you_mean, expected_value
 T = TypeVar("T", bound=msgspec.Struct)
 
 AnyRequest = Request[None, Token | None, State]
-"""A request that the guard has let in."""
+"""A request that the guard admitted."""
 MOST_BODY = 1 << 17
-"""Bytes of what is sent."""
+"""Bytes of a request's body."""
 MOST_DETAIL = 1000
 """Most characters of the message about a wrong parameter, which may be as long as an address."""
 ANY_PARAMETERS = {"any_parameters": True}
@@ -50,7 +50,7 @@ class Exact(MsgspecDTO[T]):
 
     @classmethod
     def create_openapi_schema(cls, field_definition: Any, handler_id: str, schema_creator: Any) -> Any:
-        """Its type by its own name."""
+        """The type's schema, by its own name."""
         return schema_creator.for_field_definition(field_definition)
 
 
@@ -79,7 +79,7 @@ async def check_parameters(connection: ASGIConnection[Any, Any, Any, Any], handl
 
 
 def refused(request: AnyRequest, error: HTTPException) -> Response[Problem]:
-    """Says why the framework does not take a request: a parameter or a body."""
+    """The reason why the framework refuses a request: a parameter or a body."""
     if error.status_code == 413:
         detail = f"more than {MOST_BODY} bytes were sent"
     elif isinstance(error, ValidationException) and isinstance(error.extra, list):
@@ -121,7 +121,7 @@ class _Sending(ASGIStreamingResponse):
         self._chunks = chunks
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One answer."""
+        """Sends one answer."""
         async with contextlib.aclosing(self._chunks):
             parts = [asyncio.ensure_future(one) for one in (self._sent(scope, send), _wait_disconnected(receive))]
             try:

@@ -85,16 +85,16 @@ class Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None]:
-        """Captures none."""
+        """Leaves the signal handlers as they are."""
         yield
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Ends what is served."""
+        """Ends the connections."""
         await self._ending()
         await super().shutdown(sockets)
 
     def stop(self) -> None:
-        """Ends it; called a second time, without waiting for anybody."""
+        """Stops the server; called a second time, without waiting for connections."""
         self.force_exit = self.should_exit
         self.should_exit = True
 

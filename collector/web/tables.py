@@ -26,7 +26,7 @@ class Table(msgspec.Struct, frozen=True, kw_only=True):
     """The statistics of a window, per name and category. Times are in ns."""
 
     spans: tuple[SummaryRow, ...]
-    """The largest self time first."""
+    """Rows of spans, the largest self time first."""
     counters: tuple[CounterRow, ...]
     instants: tuple[InstantRow, ...]
     left_out: int

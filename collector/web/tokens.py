@@ -1,4 +1,4 @@
-"""The tokens that a collector accepts, what each of them allows, and tickets for downloads."""
+"""The tokens that a collector accepts, their rights, and tickets for downloads."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ MAX_TOKENS = 10_000
 _JOB = "job="
 
 TICKET_SECONDS = 30
-"""How long a ticket holds."""
+"""Seconds for which a ticket is valid."""
 MAX_TICKETS = 1024
 """Tickets that are open at once; the oldest give way."""
 
@@ -155,7 +155,7 @@ class Tokens:
 
     @property
     def has_files(self) -> bool:
-        """True if `run` has anything to do."""
+        """Whether `run` has anything to do."""
         return bool(self._files)
 
     def find(self, text: str) -> Token | None:
@@ -236,7 +236,7 @@ def _of(token: Token) -> str:
 
 
 class Tickets:
-    """Each is for one path, for one use, for a short time: one that is seen in a log is worth nothing."""
+    """Tickets, each for one path, one use and a short time: a ticket in a log is of no use to anybody."""
 
     def __init__(self) -> None:
         self._open: dict[str, tuple[str, float, Token | None]] = {}
@@ -268,5 +268,5 @@ class Tickets:
 
 
 def _address(path: str, query: Sequence[tuple[str, str]]) -> str:
-    """One form for all ways in which an address can be written."""
+    """Brings an address, which can be written in several ways, into one form."""
     return f"{normalize_path(path)}?{urlencode(query)}"

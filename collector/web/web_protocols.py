@@ -1,4 +1,4 @@
-"""The protocols of the web server, with bounds on who does not say what it wants, takes nothing, or sends too much at once."""
+"""The protocols of the web server, with limits for clients that are slow to send or to receive, or send too much at once."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from uvicorn.server import ServerState
 
 FIRST_MESSAGE = MAX_HEADER + 4
-"""Bytes of a message of a WebSocket to which nothing was sent yet: it is no more than a header."""
+"""Bytes of a WebSocket's first message, which is no more than a header."""
 
 _web_log = logging.getLogger("stepscope.collector.web")
 _web_log.setLevel(logging.WARNING)
@@ -40,7 +40,7 @@ _REFUSAL_MESSAGES = frozenset(
 _web_log.addFilter(lambda record: record.msg not in _REFUSAL_MESSAGES)
 
 STALLED = 60.0
-"""Seconds after which a connection that takes nothing of what it is sent is cut."""
+"""Seconds after which a connection that accepts no data is cut."""
 
 REQUEST_SECONDS = 20.0
 """Seconds in which a connection must have sent a request, body and all: one that says nothing would hold a descriptor for ever."""
@@ -73,12 +73,12 @@ class _CutsStalled(asyncio.Protocol):
     _stalled: asyncio.TimerHandle | None = None
 
     def pause_writing(self) -> None:
-        """It has not taken what was written."""
+        """The client does not take what was written."""
         self._stalled = asyncio.get_running_loop().call_later(STALLED, self.transport.abort)
         super().pause_writing()
 
     def resume_writing(self) -> None:
-        """It has taken most of it."""
+        """The client has taken most of it."""
         self._stop_timer()
         super().resume_writing()
 
@@ -94,7 +94,7 @@ class _CutsStalled(asyncio.Protocol):
 
 
 class HttpProtocol(_CutsStalled, H11Protocol):
-    """HTTP for connections that say soon what they want, and take what they get."""
+    """HTTP for connections that send their requests soon, and accept the answers."""
 
     def __init__(self, limit: ConnectionLimit, *args: Any, **options: Any) -> None:
         """Args: the limit of connections; then those of uvicorn."""
@@ -105,14 +105,14 @@ class HttpProtocol(_CutsStalled, H11Protocol):
         """The transport that the limit knows; with TLS that is the connection below."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """A client is there."""
+        """Begins with the connection of a client."""
         super().connection_made(transport)
         if self.counted is None:
             self.counted = transport
             self.limit.add(transport, len(self.connections))
 
     def data_received(self, data: bytes) -> None:
-        """It says something."""
+        """The client sends bytes."""
         super().data_received(data)
         self._look()
 
@@ -122,7 +122,7 @@ class HttpProtocol(_CutsStalled, H11Protocol):
         super().send_400_response(msg)
 
     def on_response_complete(self) -> None:
-        """It was answered, and may ask again."""
+        """A response is complete; the client may send another request."""
         super().on_response_complete()
         self._look()
 
@@ -156,11 +156,11 @@ class WebSocketProtocol(_CutsStalled, WebSocketsSansIOProtocol):
         self.conn.logger = QuietLogger(_web_log.name)
         self.conn.max_message_size = FIRST_MESSAGE
         self._coming: Grant | None = None
-        """For the message that comes; none for a small one."""
+        """Memory for the message that arrives; none for a small one."""
         self._grants: deque[Grant | None] = deque()
-        """For the messages that have come, in their order."""
+        """Memory for messages that have arrived, in their order."""
         self._grant: Grant | None = None
-        """For the message that is being looked at."""
+        """Memory for the message that is being processed."""
         self._waits = False
         reader: Any = self.conn.reader
         read_exact = reader.read_exact
@@ -173,17 +173,17 @@ class WebSocketProtocol(_CutsStalled, WebSocketsSansIOProtocol):
         reader.read_exact = read
 
     def handle_bytes(self, event: Frame) -> None:
-        """The first frame of a message, or the only one."""
+        """Receives the first frame of a message, or the only one."""
         super().handle_bytes(event)
         self._received(event)
 
     def handle_text(self, event: Frame) -> None:
-        """The same of a text."""
+        """Receives the first frame of a text, or the only one."""
         super().handle_text(event)
         self._received(event)
 
     def handle_cont(self, event: Frame) -> None:
-        """A further frame."""
+        """Receives a further frame."""
         super().handle_cont(event)
         self._received(event)
 
@@ -196,7 +196,7 @@ class WebSocketProtocol(_CutsStalled, WebSocketsSansIOProtocol):
             self._expect(self.conn.max_message_size or self.config.ws_max_size)
 
     async def receive(self) -> ASGIReceiveEvent:
-        """The next message; who asks for it is done with the last one."""
+        """Receives the next message; the caller is done with the last one."""
         self._done()
         message = await super().receive()
         if message["type"] == "websocket.receive" and self._grants:
@@ -220,14 +220,14 @@ class WebSocketProtocol(_CutsStalled, WebSocketsSansIOProtocol):
         super().connection_lost(exc)
 
     async def run_asgi(self) -> None:
-        """Serves it to its end."""
+        """Serves the connection to its end."""
         try:
             await super().run_asgi()
         finally:
             self._done()
 
     def _expect(self, size: int) -> None:
-        """So many bytes of a message are read next."""
+        """Sets how many bytes of a message are read next."""
         if size <= FREE or self._coming is not None:
             return
         self._coming = self._budget.request(size, self._granted)
@@ -265,7 +265,7 @@ class Handshake(asyncio.Protocol):
         self._begun = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """A client is there."""
+        """Begins with the connection of a client."""
         self._transport = transport
         transport.pause_reading()  # what comes is for TLS; uvloop reads once all the same
         self._connections.add(self)
@@ -318,7 +318,7 @@ class Handshake(asyncio.Protocol):
 
 
 def _uncertified(error: Exception) -> str:
-    """Why a client certificate was not accepted; empty if this is another error."""
+    """The reason why a client certificate was not accepted; empty if this is another error."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"its certificate is not valid: {error.verify_message}"
     if isinstance(error, ssl.SSLError) and error.reason == "PEER_DID_NOT_RETURN_A_CERTIFICATE":
@@ -327,7 +327,7 @@ def _uncertified(error: Exception) -> str:
 
 
 def _feed(protocol: Any, data: bytes) -> None:
-    """Gives an `asyncio.BufferedProtocol` what came before it was there."""
+    """Passes earlier bytes to an `asyncio.BufferedProtocol`."""
     while data:
         buffer: memoryview = protocol.get_buffer(len(data))
         copied = min(len(buffer), len(data))

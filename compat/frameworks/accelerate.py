@@ -1,4 +1,4 @@
-"""For Accelerate: `with accelerator.profile(...)` records with stepscope, and what a program logs is in the trace."""
+"""Accelerate: `with accelerator.profile(...)` records with stepscope, and the trace has what the program logs."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ else:
 
 @dataclass
 class StepscopeProfileKwargs(_ProfileKwargs):  # type: ignore[misc]
-    """Takes the place of `accelerate.utils.ProfileKwargs`, with its fields.
+    """Replaces `accelerate.utils.ProfileKwargs`, and has its fields.
 
-    Given to `Accelerator(kwargs_handlers=[...])` or to `accelerator.profile(...)`. With `output_trace_dir`, Accelerate
+    Pass it to `Accelerator(kwargs_handlers=[...])` or to `accelerator.profile(...)`. With `output_trace_dir`, Accelerate
     writes `profile_<rank>.json` there when the run has ended: all windows of it, where torch's profiler gives the last.
-    `on_trace_ready` gets a `FinishedWindow` (a view of the run) for each window, off the training thread, with `key_averages`, `events`,
-    `export_chrome_trace`, `export_stacks` and so on as torch's has them, or is an exporter. Without `schedule_option`
-    everything in the `with` is one window.
+    `on_trace_ready` gets a `FinishedWindow` (a view of the run) for each window, off the training thread, with `key_averages`,
+    `events`, `export_chrome_trace`, `export_stacks` and so on as torch's has them, or is an exporter. Without
+    `schedule_option` everything in the `with` is one window.
 
     Attributes:
         activities: such as `["cpu", "cuda"]`, for torch's operators; as in Accelerate, default: what there is.
@@ -58,7 +58,7 @@ class StepscopeProfileKwargs(_ProfileKwargs):  # type: ignore[misc]
     on_trace_ready: Callable[..., Any] | Exporter | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
     settings: LoopArguments = field(default_factory=LoopArguments)
     last: AccelerateRun | None = field(default=None, init=False, repr=False, compare=False)
-    """The run that was built last, whose `metrics()` and `errors` say what became of it."""
+    """The run that was built last; it has `metrics()` and `errors`."""
 
     def __post_init__(self) -> None:
         self._settings()
@@ -75,7 +75,7 @@ class StepscopeProfileKwargs(_ProfileKwargs):  # type: ignore[misc]
         return _remade, (self.to_dict(),)
 
     def build(self) -> AccelerateRun:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """The context manager that Accelerate enters."""
+        """Makes the context manager that Accelerate enters."""
         ready = self.on_trace_ready
         callback = None if ready is None or isinstance(ready, Exporter) else ready
         results = LatestResults() if all(getattr(self, need) for need in NEEDS) else None
@@ -86,11 +86,11 @@ class StepscopeProfileKwargs(_ProfileKwargs):  # type: ignore[misc]
         return self.last
 
     def to_dict(self) -> dict[str, Any]:
-        """As Accelerate has it, without the run, which is no setting."""
+        """The handler's fields, as Accelerate returns them, without the run, which is no setting."""
         return {name: value for name, value in vars(self).items() if name != "last"}
 
     def to_kwargs(self) -> dict[str, Any]:
-        """The fields that are not as by default."""
+        """The fields that differ from the default."""
         default = StepscopeProfileKwargs().to_dict()
         return {name: value for name, value in self.to_dict().items() if value != default[name]}
 
@@ -141,7 +141,7 @@ def _activity(name: str) -> Any:
 
 
 class StepscopeTracker(TracingCallback, GeneralTracker):  # type: ignore[misc]
-    """To be given as `Accelerator(log_with=[StepscopeTracker(handler)])`.
+    """Records logged values: `Accelerator(log_with=[StepscopeTracker(handler)])`.
 
     Numbers that are logged become counters of the trace, and the configuration of `init_trackers` its metadata, of
     whatever stepscope records then. The other way, `handler.last.metrics()` are step times for `accelerator.log`.
@@ -158,7 +158,7 @@ class StepscopeTracker(TracingCallback, GeneralTracker):  # type: ignore[misc]
         super().__init__()
         self.handler = handler
         self.loop = Loop(LoopSettings(), "accelerate")
-        """Records nothing; it keeps errors."""
+        """Stores errors; it records nothing."""
 
     @property
     def tracker(self) -> Profiler | None:

@@ -68,7 +68,7 @@ class AccelerateRun(TracingCallback, Results):
 
     @property
     def profiler(self) -> Profiler | None:  # type: ignore[override]  # torch's has its inner one there
-        """The profiler of stepscope that records, or did; `None` if none does."""
+        """The profiler of stepscope that records, or recorded; `None` before it exists."""
         return self.loop.profiler
 
     @property
@@ -97,7 +97,7 @@ class AccelerateRun(TracingCallback, Results):
 
     @stores_errors
     def add_metadata_json(self, key: str, value: str) -> None:
-        """The same for a fact that is JSON text."""
+        """Adds a fact, given as JSON text, to every output."""
         if self.loop.profiler is not None:
             self.loop.profiler.add_metadata_json(key, value)
 

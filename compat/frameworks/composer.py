@@ -1,4 +1,4 @@
-"""`StepscopeTraceHandler` for Composer: what its profiler records goes to the exporters of stepscope."""
+"""`StepscopeTraceHandler` for Composer: passes the data of Composer's profiler to the exporters of stepscope."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ else:
 
 
 class StepscopeTraceHandler(TracingCallback, _TraceHandler):
-    """To be given as `composer.profiler.Profiler(schedule=..., trace_handlers=[StepscopeTraceHandler()])`.
+    """A trace handler: `composer.profiler.Profiler(schedule=..., trace_handlers=[StepscopeTraceHandler()])`.
 
     Then its schedule is followed, its markers become spans, instants and counters, and what its `TorchProfiler` wrote to
     a file becomes part of the window. Without Composer's profiler, as `Trainer(callbacks=[StepscopeTraceHandler()])`,
@@ -62,7 +62,7 @@ class StepscopeTraceHandler(TracingCallback, _TraceHandler):
         self._files: ChromeFilesBackend | None = None
         self._state: Any = None
         self.resumption_batch_idx = 0
-        """Batch of its epoch at which the training was resumed, as schedules ask for it."""
+        """Batch of its epoch at which the training was resumed; schedules read it."""
         self.loop = Loop(self._chosen, "composer")
 
     def __getstate__(self) -> dict[str, Any]:
@@ -153,7 +153,7 @@ class StepscopeTraceHandler(TracingCallback, _TraceHandler):
         timestamp: Any,
         wall_clock_time_ns: int,
     ) -> None:
-        """Begins or ends a span, now: Composer calls when it happens."""
+        """Begins or ends a span at this time: Composer calls it when that happens."""
         if is_start:
             self.loop.enter(name, categories=",".join(categories), batch=int(timestamp.batch))
         else:
@@ -202,7 +202,7 @@ class NextBatch:
 
     @property
     def profiler(self) -> Any:
-        """Composer's profiler, or who knows as well where the training was resumed."""
+        """Composer's profiler, or an object that knows as well where the training was resumed."""
         return self._state.profiler or self._handler
 
     def __getattr__(self, name: str) -> Any:

@@ -9,7 +9,7 @@ from stepscope.runtime.schedule.action import ProfilerAction
 from stepscope.runtime.schedule.schedule import schedule
 
 BatchSchedule = Callable[[Any], object]
-"""From Composer's state at the begin of a batch to an action, ours or Composer's."""
+"""A function of Composer's state at the begin of a batch that returns an action, ours or Composer's."""
 
 
 def cyclic_schedule(
@@ -57,6 +57,6 @@ _NAMES = {
 
 
 def our_action(action: object) -> object:
-    """Composer's actions as ours; anything else is left as it is, for the profiler to judge."""
+    """Converts Composer's actions to ours. Other values stay, for the profiler to judge."""
     name = getattr(action, "name", "")
     return _NAMES.get(name, action) if isinstance(name, str) else action

@@ -52,7 +52,7 @@ def _hooks(stage: str, name: str) -> tuple[Callable[..., None], ...]:
 
 
 class StepscopeCallback(TracingCallback, _Callback):
-    """To be given as `model.fit(..., callbacks=[StepscopeCallback()])`, and to `evaluate` and `predict` likewise.
+    """A callback: `model.fit(..., callbacks=[StepscopeCallback()])`, and likewise for `evaluate` and `predict`.
 
     Each is a run with steps of its own. In `fit` a step is an update of the weights, numbered from
     `optimizer.iterations` at the begin, so a resumed training goes on counting; batches whose gradients are accumulated
@@ -152,12 +152,12 @@ def _operators() -> Sequence[Backend]:
 
 
 def _number(value: Any) -> int:
-    """A variable of Keras as a number; 0 where there is none yet."""
+    """Converts a variable of Keras to a number; 0 if there is none yet."""
     return 0 if value is None else int(value)
 
 
 def _range(batches: int | str | Sequence[int]) -> tuple[int, int]:
-    """The first batch and the last."""
+    """The first and the last batch."""
     try:
         if isinstance(batches, str):
             numbers = [int(part) for part in batches.split(",")]

@@ -155,7 +155,7 @@ class StepscopeCallback(TracingCallback, Callback):
 
 
 EVALUATIONS = {"validate": "validation", "test": "test", "predict": "predict"}
-"""Stages by themselves, and what Lightning calls them in the names of hooks."""
+"""Stages that can run by themselves, and their names in Lightning's hooks."""
 
 EPOCH = "run_training_epoch"
 """The action of an epoch of `fit`."""
@@ -172,7 +172,7 @@ class _Role(enum.Enum):
 
 
 class StepscopeProfiler(TracingCallback, Profiler):
-    """To be given as `Trainer(profiler=StepscopeProfiler())`.
+    """A profiler: `Trainer(profiler=StepscopeProfiler())`.
 
     Each stage (`fit`, `validate`, `test`, `predict`) is a run with steps of its own: in `fit` a step is an update of the
     weights, numbered from `trainer.global_step`, elsewhere a batch. A run begins with the stage's first batch and ends
@@ -251,7 +251,7 @@ class StepscopeProfiler(TracingCallback, Profiler):
             self.loop.step("epoch")
 
     def summary(self) -> str:
-        """The table of the run that is open, or was the last; empty if nothing was recorded."""
+        """The table of the open run, or of the last one; empty if nothing was recorded."""
         profiler = self.loop.profiler
         if profiler is None or not profiler.aggregates().rows:
             return ""

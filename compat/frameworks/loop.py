@@ -35,7 +35,7 @@ Hook = TypeVar("Hook", bound=Callable[..., None])
 
 
 def torch_operators() -> Sequence[Backend]:
-    """For frameworks that run on torch."""
+    """The backend for torch's operators, in frameworks that run on torch."""
     return (TorchBackend(),)
 
 
@@ -65,9 +65,9 @@ class Loop:
         self._backends = backends
         self._counts_anew = counts_anew
         self.profiler: Profiler | None = None
-        """Of the run that is open, or was the last."""
+        """The profiler of the open run, or of the last one."""
         self.stage = ""
-        """Of the run that is open; empty if none is."""
+        """The stage of the open run; empty without one."""
         self._stepped = False
         self._rank: int | None = None
         self.raised: ErrorLog[Exception] = ErrorLog(MAX_ERRORS)
@@ -150,7 +150,7 @@ class Loop:
             )
 
     def step(self, unit: Unit = "step") -> None:
-        """Ends a step or an epoch of the run: nothing if none is open, or if the schedule counts the other unit."""
+        """Ends a step or an epoch of the run. Does nothing if no run is open, or if the schedule counts the other unit."""
         if self.stage and self.profiler is not None and unit == self.settings.unit:
             self.profiler.step()
             self._stepped = True
@@ -162,7 +162,7 @@ class Loop:
         self._spans.append((name, opened))
 
     def exit(self, name: str) -> bool:
-        """Ends the innermost open span of a name; whether there was one."""
+        """Ends the innermost open span of a name. Returns whether there was one."""
         for at in range(len(self._spans) - 1, -1, -1):
             if self._spans[at][0] == name:
                 opened = self._spans.pop(at)[1]
@@ -200,7 +200,7 @@ class Loop:
 
     @property
     def depth(self) -> int:
-        """How many spans are open."""
+        """Number of open spans."""
         return len(self._spans)
 
     def close(self, error: BaseException | None = None) -> None:
@@ -249,7 +249,7 @@ class Loop:
         log.warning("%s", "\n  ".join(lines))
 
     def store_error(self, error: Exception) -> None:
-        """Keeps an error, and says it in the log if it is among the first."""
+        """Stores an error, and logs it if it is among the first."""
         before = len(self.raised.retained)
         self.raised.record("hook", error)
         for _, text in self.raised.retained[before:]:
@@ -301,7 +301,7 @@ class TracingCallback:
         return tuple(self.loop.raised.errors)
 
     def raise_errors(self) -> None:
-        """Raises what went wrong with tracing so far, if anything.
+        """Raises the errors of tracing so far, if there are any.
 
         Raises:
             ExceptionGroup: of all of it.
@@ -319,7 +319,7 @@ class TracingCallback:
 
 
 def stores_errors(hook: Hook) -> Hook:
-    """Keeps what a hook of a `TracingCallback` raises: the loop that is traced never sees it."""
+    """Stores the exceptions of a hook of a `TracingCallback`: the traced loop never sees them."""
 
     @functools.wraps(hook)
     def run(self: TracingCallback, /, *args: Any, **kwargs: Any) -> None:

@@ -84,7 +84,7 @@ class LoopSettings(Checked, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Each run gets a directory in it, named for its stage (`fit`, `validate`, ...). Default: the directory where the
     framework writes its logs; `stepscope_runs` if it has none."""
     name: str = "stepscope"
-    """Of the run, in reports and outputs."""
+    """Name of the run, in reports and outputs."""
     ranks: tuple[int, ...] | None = None
     """Ranks that record; `None` for all. A process that has no rank counts as rank 0."""
     tensorboard: bool = True
@@ -102,9 +102,9 @@ class LoopSettings(Checked, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     metadata: Any = None
     """Facts for every output."""
     overhead_budget: Any = None
-    """As in `trace`."""
+    """The share of the time that recording may cost, as in `trace`."""
     options: Any = None
-    """As in `trace`: a `stepscope.Options`."""
+    """A `stepscope.Options`, as in `trace`."""
     control: Any = None
     """As in `trace`: by which ways an operator can ask for windows while a run goes on. Each run of the callback listens
     from its begin to its end."""
@@ -208,7 +208,7 @@ class LoopSettings(Checked, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         return bool(self.schedule == DEFAULT)
 
     def _is_controlled(self) -> bool:
-        """True if windows can be requested."""
+        """Whether windows can be requested."""
         options = options_from_environment()
         return self.control is not None or (options is not None and options.control is not None)
 

@@ -23,7 +23,7 @@ else:
 
 
 class StepscopeCallback(TracingCallback, TrainerCallback):
-    """To be given as `Trainer(callbacks=[StepscopeCallback()])`.
+    """A callback: `Trainer(callbacks=[StepscopeCallback()])`.
 
     A training is a run in `output_dir`/fit. Its steps are updates of the weights, numbered as `state.global_step` was at
     the begin, so a resumed training goes on counting. In a step are a span `micro_step` for each batch whose gradients
@@ -66,8 +66,8 @@ class StepscopeCallback(TracingCallback, TrainerCallback):
             "active": profiler_active_steps,
             "repeat": profiler_repeat,
         }
-        given = {name: value for name, value in cycle.items() if value is not None}
-        chosen = msgspec.structs.replace(DEFAULT, **given) if given else None
+        changed = {name: value for name, value in cycle.items() if value is not None}
+        chosen = msgspec.structs.replace(DEFAULT, **changed) if changed else None
         also = {
             "profiler_..._steps": ("schedule", chosen),
             "profiler_output_dir": ("output_dir", profiler_output_dir),

@@ -1,4 +1,4 @@
-"""`EnvProfiler`: a recording of the whole program that the environment asks for."""
+"""`EnvProfiler`: records the whole program if the environment says so."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class EnvProfiler:
     """
 
     profiler: Profiler | None = None
-    """The one that records; one for the process."""
+    """The profiler of the process."""
 
     @classmethod
     def init_profiler(cls, environment: Mapping[str, str] | None = None) -> Profiler | None:
@@ -87,7 +87,8 @@ def _import_mindspore() -> None:
 
 
 def _end_mindspores_profiler() -> None:
-    """MindSpore follows the variable at its import, if that came before ours; two profilers would record with one runtime."""
+    """Ends MindSpore's own profiler, which follows the variable if MindSpore was imported first: two would record with one
+    runtime."""
     theirs: Any = getattr(sys.modules.get("mindspore.profiler.envprofiler"), "EnvProfiler", None)
     profiler = getattr(theirs, "profiler", None)
     if profiler is None:

@@ -6,7 +6,7 @@ from stepscope.runtime.errors import StepscopeError
 
 
 class ProfilerException(StepscopeError):
-    """Base of what reading and writing of MindSpore's layout raises."""
+    """Base of the errors of reading and writing MindSpore's layout."""
 
 
 class ProfilerPathErrorException(ProfilerException, ValueError):

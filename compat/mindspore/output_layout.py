@@ -67,7 +67,7 @@ _NAME = re.compile(r"rank(\d+)_start\d+_stop\d+(?:_(.+))?")
 _DEVICE = re.compile(r"_(?:cpu|gpu)_ms(-\d+)?$")
 
 _LAST_NS = 253_402_300_799_000_000_000
-"""The end of the year 9999."""
+"""The end of the year 9999, in ns of Unix time."""
 
 PRODUCTS_OF = "products_of"
 """Key of `profiler_info_<rank>.json` in a directory with products only: the name of the directory that was recorded."""

@@ -34,7 +34,7 @@ _remote: object = None
 
 
 def set_kvstore_handle(handle: object) -> None:
-    """Says what reaches the processes that `profile_process="server"` means.
+    """Sets the handle that reaches the processes of `profile_process="server"`.
 
     Args:
         handle: a `RemoteControl`; anything else, as a handle of MXNet's, is kept, and calls for the server raise.
@@ -48,7 +48,7 @@ def _controlled(profile_process: str, call: str) -> Recording | RemoteControl:
 
 
 def set_config(**settings: Any) -> None:
-    """Says what is recorded, and where to. Settings that are not given have their defaults again.
+    """Sets what is recorded, and to which file. Settings that are not given have their defaults again.
 
     While it records, another file or other backends begin a recording of their own; the file of the former one is complete.
     In one process no recording writes over the file of another: a name that was used gets a number.
@@ -108,7 +108,7 @@ def resume(profile_process: str = "worker") -> None:
 
 @suggesting
 def dump(finished: bool = True, profile_process: str = "worker") -> None:
-    """Has everything recorded so far in the file, which is complete then, as it is at any other moment.
+    """Writes everything recorded so far to the file, which is complete then, as at any other moment.
 
     Any number of times. Later events are added to the same file.
 
@@ -126,7 +126,7 @@ def dump(finished: bool = True, profile_process: str = "worker") -> None:
 
 @suggesting
 def dumps(reset: bool = False, format: str = "table", sort_by: str = "total", ascending: bool = False) -> str:
-    """The statistics of everything recorded so far. Changes nothing else.
+    """Returns the statistics of everything recorded so far, and changes nothing else.
 
     Args:
         reset: whether they begin anew.
@@ -151,7 +151,7 @@ def dumps(reset: bool = False, format: str = "table", sort_by: str = "total", as
 
 
 def step() -> None:
-    """A step of the loop is over; MXNet has none. Without `set_state("run")` it does nothing."""
+    """Ends a step of the loop; MXNet has no such function. Without `set_state("run")` it does nothing."""
     _recording.step()
 
 
@@ -177,7 +177,7 @@ def current_profiler() -> Profiler | None:
 
 
 def current_file() -> Path | None:
-    """The trace file that is written, or was last."""
+    """The trace file that is being written, or was written last."""
     return _recording.files.latest
 
 
@@ -190,7 +190,7 @@ _DEPRECATED_MODES = ("symbolic", "imperative", "api", "memory", "all")
 
 
 def profiler_set_config(mode: str = "symbolic", filename: str = "profile.json") -> None:
-    """`set_config(profile_<mode>=True, filename=filename)`.
+    """Calls `set_config(profile_<mode>=True, filename=filename)`.
 
     Raises:
         MXNetValueError: for another mode, or a filename that is none.
@@ -201,13 +201,13 @@ def profiler_set_config(mode: str = "symbolic", filename: str = "profile.json") 
 
 
 def profiler_set_state(state: str = "stop") -> None:
-    """`set_state(state)`, with its errors."""
+    """Calls `set_state(state)`, with its errors."""
     _deprecated("profiler_set_state", "set_state")
     set_state(state)
 
 
 def dump_profile() -> None:
-    """`dump(True)`, with its errors."""
+    """Calls `dump(True)`, with its errors."""
     _deprecated("dump_profile", "dump")
     dump(True)
 
@@ -249,7 +249,7 @@ def _variable(environment: Mapping[str, str], name: str, kind: Any, default: int
 
 
 def _forked() -> None:
-    """In a forked child: what it records is in the trace of its parent, if that was recording."""
+    """Called in a forked child: its events go into its parent's trace, if the parent was recording."""
     global _recording
     recorded = _recording.running
     _recording = _recording.of_child()

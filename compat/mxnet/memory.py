@@ -1,4 +1,4 @@
-"""Memory: of the process and of devices as counters, and the table of allocations with the scope of each."""
+"""Memory of the process and of devices as counters, and the table of allocations with the scope of each."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class MemoryBackend(CountingBackend):
 
 
 def used_on_devices(nvml: Nvml) -> Iterator[tuple[int, int]]:
-    """Number and bytes in use, by all processes, of each device that says it."""
+    """Numbers of devices, and bytes in use there by all processes, for devices that report them."""
     for number in range(nvml.count):
         try:
             readings = {reading.name: reading.value for reading in nvml.device(number).memory()}
@@ -88,10 +88,10 @@ MOST_ALLOCATIONS = 1 << 18
 """Allocations, and scopes, that are collected; further ones are counted."""
 
 AMEND = "nvml_amend"
-"""Name of the row, for each device, with the memory that no allocation explains, as MXNet calls it."""
+"""MXNet's name for the row, one for each device, with the memory that no allocation explains."""
 
 COLUMNS = ("Attribute Name", "Requested Size", "Device", "Actual Size", "Reuse?")
-"""As in MXNet's GPU memory profile."""
+"""Columns of MXNet's GPU memory profile."""
 
 
 class Allocations:
@@ -133,7 +133,7 @@ class Allocations:
                 yield label or NONE, requested_bytes, one.device, one.bytes
 
     def _unexplained_memory(self) -> list[tuple[str, int]]:
-        """By device what is in use apart from the allocations that backends report, by this process and others."""
+        """Memory in use by device that no reported allocation explains, of this process and others."""
         try:
             nvml = Nvml(LIBRARY)
         except NvmlError:  # no driver, no devices

@@ -34,7 +34,7 @@ class Files:
         self._used: set[str] = set()
         self._child = child
         self.latest: Path | None = None
-        """The file that is written, or was last."""
+        """The file that is being written, or was written last."""
 
     def next(self, filename: str) -> Path:
         """The file for another recording: the one that was asked for, with the rank of one of several, and numbered if this
@@ -95,7 +95,7 @@ class _WithoutImplicitStep(ChromeTraceExporter):
 
 
 class Recording:
-    """One process's. Methods may be called from any thread."""
+    """The recording of one process. Methods may be called from any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -114,8 +114,8 @@ class Recording:
         self._pauses = 0
 
     def configure(self, settings: MXNetSettings, requested: frozenset[str]) -> None:
-        """Takes settings. While it runs, what cannot be changed in a file that is being written begins another one; what was
-        recorded so far stays in the file that it is in."""
+        """Sets the settings. While it runs, a change that an open file does not allow begins another file; recorded events stay
+        in the former one."""
         with self._lock:
             changes = any(getattr(settings, name) != getattr(self.settings, name) for name in SHAPES)
             self.settings, self._requested = settings, requested
@@ -132,7 +132,7 @@ class Recording:
                     self.pause()
 
     def set_state(self, state: str) -> None:
-        """`run` or `stop`."""
+        """Sets the state: `run` or `stop`."""
         if state == "run":
             self.run()
         else:
@@ -150,7 +150,7 @@ class Recording:
             self.running = self._recorded = True
 
     def stop(self) -> None:
-        """Records nothing more; what was recorded is in the file then."""
+        """Stops recording. The file has everything then."""
         with self._lock:
             if self.running and self.profiler is not None:
                 self.running = False
@@ -176,12 +176,12 @@ class Recording:
             self._memory.pause(self._pauses > 0)
 
     def step(self) -> None:
-        """The next step begins."""
+        """Begins the next step."""
         if self.running and self.profiler is not None:
             self.profiler.step()
 
     def dump(self, finished: bool) -> None:
-        """Has everything recorded so far in the file, and stops if `finished`. A file that was left for another one is
+        """Writes everything recorded so far to the file, and stops if `finished`. A file that was left for another one is
         complete already.
 
         Raises:
@@ -244,7 +244,7 @@ class Recording:
         if settings.gpu_memory_profile_filename_prefix:
             exporters.append(self._allocations)
         backends = [*settings.backends, *([self._memory] if settings.records("memory") else [])]
-        interval = min(settings.options.drain_interval, settings.dump_period)
+        interval = min(settings.options.drain_interval or settings.dump_period, settings.dump_period)
         made = trace(
             name="mxnet",
             schedule=settings.schedule,

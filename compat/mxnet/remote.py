@@ -26,10 +26,10 @@ class RemoteControl(Protocol):
     """Reaches the other processes of a job. Each method returns when the request is sent, and raises if it cannot be."""
 
     def configure(self, settings: Mapping[str, Any]) -> None:
-        """The settings of `set_config`, as they were given, without `profile_process`."""
+        """Passes on the arguments of `set_config`, without `profile_process`."""
 
     def set_state(self, state: str) -> None:
-        """`run` or `stop`."""
+        """Sets the state: `run` or `stop`."""
 
     def pause(self) -> None:
         """Records nothing until `resume`."""
@@ -66,7 +66,7 @@ def for_server(profile_process: object) -> bool:
 
 
 LONGEST = 86_400.0
-"""Seconds after which what was switched on and forgotten ends by itself."""
+"""Seconds after which a forgotten window ends by itself."""
 
 
 class RemoteWindows(ABC):
@@ -82,7 +82,7 @@ class RemoteWindows(ABC):
         self._pauses = 0
 
     def configure(self, settings: Mapping[str, Any]) -> None:
-        """Passes nothing on, and says so."""
+        """Passes nothing on, and logs that."""
         if settings:
             log.warning(
                 "stepscope.mxnet: the other processes have their own settings; not passed on: %s", ", ".join(settings)

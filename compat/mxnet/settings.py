@@ -41,7 +41,7 @@ class MXNetSettings(Checked, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     gpu_memory_profile_filename_prefix: str = ""
     """`dump` writes the allocations that backends reported to `<prefix>-pid_<pid>.csv`; empty: it does not."""
     profile_all: bool = False
-    """As if all of the next four were True."""
+    """Sets all of the next four to True."""
     profile_symbolic: bool = True
     """Operators of symbols: nothing is recorded of them, and `set_state("run")` says so if this is asked for."""
     profile_imperative: bool = True
@@ -51,9 +51,10 @@ class MXNetSettings(Checked, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     profile_api: bool = True
     """Calls of the C API: nothing is recorded of them, as for `profile_symbolic`."""
     continuous_dump: bool = True
-    """The file is written while recording goes on, and is complete at any moment, whatever this is."""
+    """Accepted as in MXNet, without effect: the file is always written while recording goes on, and is complete at any
+    moment."""
     dump_period: PositiveFloat = 1.0
-    """Seconds: the file is written at least this often."""
+    """Seconds after which the file is written again, at the latest."""
     aggregate_stats: bool = False
     """If true, `dumps` returns statistics; otherwise, an empty text."""
     profile_process: Literal["worker", "server"] = "worker"
@@ -77,7 +78,7 @@ class MXNetSettings(Checked, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Further receivers of tasks, frames, events and markers, such as `NvtxForward()`."""
 
     def records(self, kind: str) -> bool:
-        """True if a kind is to be recorded: `symbolic`, `imperative`, `memory` or `api`."""
+        """Whether a kind is to be recorded: `symbolic`, `imperative`, `memory` or `api`."""
         return self.profile_all or bool(getattr(self, f"profile_{kind}"))
 
 
@@ -94,7 +95,7 @@ SHAPES = (
     "dump_period",
     "control",
 )
-"""Settings that a recorder cannot change any more: another one takes its place."""
+"""Settings that a recorder cannot change; a change replaces the recorder."""
 
 
 def settings_of(arguments: Mapping[str, Any]) -> MXNetSettings:
@@ -118,7 +119,7 @@ def settings_of(arguments: Mapping[str, Any]) -> MXNetSettings:
 
 
 def _value(name: str, value: Any) -> Any:
-    """A value as MXNet takes it: booleans also as text or number, paths of any kind."""
+    """Converts a value as MXNet does: booleans also from text or number, paths of any kind."""
     items: Any = value  # whatever a check below says of its type, its parts may be anything
     if isinstance(value, os.PathLike):
         return os.fspath(cast("os.PathLike[str]", value))
@@ -160,14 +161,14 @@ _REMEDY = "for torch's operators: set_config(backends=[stepscope.TorchBackend()]
 
 
 class Capability(Documented, frozen=True):
-    """States if one kind of event is recorded."""
+    """Whether one kind of event is recorded, and why."""
 
     kind: str
     """`objects`, `symbolic`, `imperative`, `api` or `memory`."""
     recorded: bool
-    """True if it is."""
+    """Whether it is recorded."""
     why: str
-    """By whom, or why not and what to do."""
+    """The source that records it, or the reason why nothing does and what to do."""
 
 
 def capabilities_of(settings: MXNetSettings) -> tuple[Capability, ...]:
@@ -205,7 +206,7 @@ def log_missing(settings: MXNetSettings, requested: frozenset[str]) -> None:
 
 
 def _why_no_engine() -> str:
-    """Why MXNet's own operators and calls are not recorded."""
+    """The reason why MXNet's own operators and calls are not recorded."""
     if importlib.util.find_spec("mxnet") is None:
         return "MXNet is not installed"
     return "MXNet keeps its engine's events to its own profiler"

@@ -26,7 +26,7 @@ from stepscope.runtime.settings.documented import Documented
 from stepscope.runtime.threads import locks
 
 EXACT = 4096
-"""Different values that are kept apart exactly; from then on they are rounded to one part in 256."""
+"""Number of different values that are counted exactly; with more, they are rounded to one part in 256."""
 MOST_PASSES = 10_000
 """Passes of a frame that are listed; earlier ones are in its statistics only."""
 
@@ -70,7 +70,7 @@ class Values:
 
     @property
     def std(self) -> float:
-        """The standard deviation of the values themselves, not an estimate of what they are a sample of."""
+        """The standard deviation of the values themselves, not an estimate for a population."""
         return math.sqrt(self.m2 / self.count) if self.count else math.nan
 
     def numbers(self) -> tuple[float, ...]:
@@ -97,16 +97,16 @@ class FramePass(Documented, frozen=True, gc=False):
     """One pass of a frame."""
 
     number: int
-    """From 0, in the order in which passes began."""
+    """Number from 0, in the order in which passes began."""
     start_ns: int
-    """When it began, ns of the monotonic clock."""
+    """Begin, in ns of the monotonic clock."""
     duration_ns: int
-    """How long it took."""
+    """Duration."""
     rate: float
     """Passes per second: the inverse of the time since the one before began; `nan` for the first."""
 
     def __str__(self) -> str:
-        """For people: `pass 5: 5.24ms, 79.93 passes per second`; the first has no rate."""
+        """A text such as `pass 5: 5.24ms, 79.93 passes per second`; the first pass has no rate."""
         rate = "" if math.isnan(self.rate) else f", {human_number(self.rate)} passes per second"
         return f"pass {self.number}: {human_time(self.duration_ns)}{rate}"
 
@@ -214,7 +214,7 @@ class Statistics:
         pass
 
     def reset(self) -> None:
-        """Begins anew."""
+        """Clears the statistics."""
         with self._lock:
             self._clear()
 
@@ -252,7 +252,7 @@ class Statistics:
             return self._frames[key].listed() if key in self._frames else ()
 
     def rows(self) -> list[Row]:
-        """The statistics as they are now, by category and name."""
+        """The current statistics, by category and name."""
         with self._lock:
             rates = {key: series.rate for key, series in self._frames.items()}
             found = [_counter_row(key, series) for key, series in self._counters.items()]
@@ -284,7 +284,7 @@ def _counter_row(key: Key, series: CounterSeries) -> Row:
 
 
 def _whole(spans: Block) -> Block:
-    """The spans, with the parts of one that a pause has cut put together: one pass, as long as it was recorded."""
+    """The spans, with the parts joined into which a pause has cut one: one pass, with the recorded time."""
     cut = spans["flags"] & int(Flag.CLIPPED) != 0
     if not cut.any():
         return spans

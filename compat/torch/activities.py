@@ -1,4 +1,4 @@
-"""Activities: what may be recorded, as torch names it, and what of it is there."""
+"""Activities that may be recorded, by torch's names, and the ones that exist here."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ KINDS: dict[str, set[str]] = {
 }
 """Kinds of events of each activity, in torch's `torch/csrc/profiler/kineto_shim.cpp`."""
 _KINDS_OF = 2, 13
-"""The version of torch that has these."""
+"""Version of torch that has these kinds."""
 
 
 def has_torch() -> bool:
@@ -111,7 +111,7 @@ def _member(name: str) -> Any:
 
 
 def _kinds(activities: list[Any]) -> dict[str, Any]:
-    """By the name of each activity the kinds of events that are wanted of it; `None` for all."""
+    """The wanted kinds of events of each activity, by its name; `None`: all."""
     found: dict[str, Any] = {}
     for item in activities:
         wanted = cast(Mapping[Any, object], item) if isinstance(item, Mapping) else {item: None}

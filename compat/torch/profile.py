@@ -186,7 +186,7 @@ class profile(Results):
         """Whether the last `step()` began a window in which nothing was recorded."""
         self._step = 0
         self._renumbered = (0, 0)
-        """When `step_num` was set last while it ran, in ns, and to what."""
+        """Time of the last change of `step_num` while it ran, in ns, and the new number."""
         self._stopping: int | None = None
 
     # life
@@ -228,7 +228,7 @@ class profile(Results):
         self._current = self._last_run = current
 
     def step(self) -> None:
-        """The next step begins. Where the profile does not run it is counted, and nothing else."""
+        """Begins the next step. While the profile does not run it only counts the step."""
         current = self._current
         if current is None:
             self._step += 1
@@ -282,7 +282,7 @@ class profile(Results):
                 self._errors.append(error)
 
     def _look_around(self) -> None:
-        """Says what cannot be had inside of a profile that has torch's only slot on this thread."""
+        """Logs which features are not available inside of a profile that has torch's only slot on this thread."""
         lacks = self._backend.beyond_stream
         if lacks and slot.emits:
             warn(
@@ -373,7 +373,7 @@ class profile(Results):
             log.warning("toggle_collection_dynamic() changed nothing: no operators are recorded on this thread now")
 
     def set_custom_trace_id_callback(self, callback: Callable[[], str]) -> None:
-        """Replaces what names windows, from the next `start()` or window on."""
+        """Sets the function that names windows, from the next `start()` or window on."""
         self.custom_trace_id_callback = callback
         if self._hooks is not None:
             self._hooks.make_id = callback
@@ -399,7 +399,7 @@ class profile(Results):
             self._current.add_metadata_json(key, value)
 
     def preset_metadata_json(self, key: str, value: str) -> None:
-        """The same as `add_metadata_json`, which here may come before a window as well."""
+        """Does what `add_metadata_json` does, which here may be called before a window as well."""
         self.preset_metadata[key] = value
         self.add_metadata_json(key, value)
 
@@ -456,7 +456,7 @@ class profile(Results):
         return export_facts(finished, self._metadata.snapshot())
 
     def _window_ready(self, window: Window) -> None:
-        """A window is complete, and in the journal."""
+        """Called with each complete window, when it is in the journal."""
         assert self._journal is not None
         step = self._step_after(window)
         finished = FinishedWindow(

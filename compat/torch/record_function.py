@@ -1,4 +1,4 @@
-"""`record_function`: names a stretch of the program."""
+"""`record_function`: a span around a block or function."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class record_function:
         return None, True
 
     def __call__(self, function: _F) -> _F:
-        """A function that is recorded at each call; coroutine functions and generators as well."""
+        """Returns a function that is recorded at each call; coroutine functions and generators as well."""
         return self._span(function)
 
     def __reduce__(self) -> tuple[Any, ...]:

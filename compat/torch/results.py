@@ -41,8 +41,8 @@ class Results(ABC):
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """torch's class, where the program has imported it: so `isinstance(prof, torch.profiler.profile)` is true. It is no base
-        class, as torch would have to be imported for that."""
+        """torch's class, if the program has imported it, so that `isinstance(prof, torch.profiler.profile)` is true. It is no
+        base class, as torch would have to be imported for that."""
         return getattr(sys.modules.get("torch.profiler"), "profile", type(self))
 
     @abstractmethod
@@ -178,7 +178,7 @@ class Results(ABC):
 
     @property
     def function_events(self) -> Any:
-        """The same as `events()`."""
+        """Calls `events()`."""
         return self.events()
 
     @property
@@ -191,7 +191,7 @@ class Results(ABC):
         return self.events().total_average()
 
     def table(self, *args: Any, **kwargs: Any) -> str:
-        """A row for each event; see torch's `EventList.table`."""
+        """Returns a table with a row for each event; see torch's `EventList.table`."""
         return str(self.events().table(*args, **kwargs))
 
     def _last(self, what: str) -> FinishedWindow:
@@ -239,7 +239,7 @@ class View(Results):
         self.step_num = windows[-1].step_num
         """Number of the step that had begun when the window was over."""
         self.current_action = action
-        """That step's action."""
+        """The action of that step."""
 
     @property
     def window(self) -> Window:

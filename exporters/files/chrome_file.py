@@ -1,4 +1,4 @@
-"""One Chrome trace file while it is written."""
+"""A Chrome trace file while it is written."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ _LAST_ROW = 536_870_912
 
 
 class Layout(msgspec.Struct, frozen=True, kw_only=True):
-    """How a file is written."""
+    """The layout of a file."""
 
     dialect: Dialect = "kineto"
     form: Form = "array"

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from aiofiles.threadpool.binary import AsyncFileIO
 
 SUFFIXES = (".pt.trace.json", ".trace.json", ".json")
-"""Kept together at the end of a name, before `.gz`, for viewers choose what to do by them."""
+"""Endings that stay at the end of a new name, before `.gz`, as viewers choose by them how to read a file."""
 
 PART = ".part"
 """Ends the name of a file that is not complete yet; no viewer takes it for a trace."""
@@ -55,7 +55,7 @@ def numbered(path: Path, number: int) -> Path:
 
 
 def part(path: Path) -> Path:
-    """The name of a file until it is complete."""
+    """Returns the name of a file until it is complete."""
     return path.with_name(path.name + PART)
 
 
@@ -181,7 +181,7 @@ class OutputFile:
 
     def __init__(self, path: Path, file: AsyncFileIO, key: str, gzip: bool, tail: bytes) -> None:
         self.path = path
-        """Where the file is now."""
+        """The current path of the file."""
         self.tail = tail
         """The end of the file, after the last piece, from the next piece on."""
         self.events = 0

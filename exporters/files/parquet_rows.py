@@ -110,7 +110,7 @@ class WindowRow(msgspec.Struct, frozen=True):
     start_ns: int
     end_ns: int
     about: str
-    """JSON."""
+    """Facts about the window, as JSON."""
 
 
 class ParquetRows:
@@ -272,7 +272,7 @@ class ParquetRows:
 
 
 def _bound(run: Run) -> int | None:
-    """How far the run's times may be off the collector's clock, in ns; `None`: unknown, or not merged."""
+    """The largest error of the run's times by the collector's clock, in ns; `None`: unknown, or not merged."""
     clock = run.metadata().get("aligned clock")
     bound = cast(Mapping[str, Any], clock).get("bound_ns") if isinstance(clock, Mapping) else None
     return round(bound) if isinstance(bound, float) and bound < 2**62 else None

@@ -41,7 +41,7 @@ class PerfettoFile(TraceFile):
         self._encoder = _core.PerfettoEncoder(base_of(run), run.pid)
         self._process = self._encoder.process(run.pid)
         self._notes = self._process ^ 1 << 63 or 1
-        """Number of the row of what the file says of its run and windows."""
+        """Number of the row with facts about the run and its windows."""
         self._ahead = 0  # wall clock less monotonic clock, as the file has it
 
     @classmethod
@@ -58,11 +58,11 @@ class PerfettoFile(TraceFile):
 
     def count_unfinished(self) -> int:
         """Spans whose begin is delayed."""
-        return self._encoder.held
+        return self._encoder.delayed
 
     def write_pending(self) -> None:
         """Writes the pending begins."""
-        if not self._ended and self._encoder.held:
+        if not self._ended and self._encoder.delayed:
             self._put(self._encoder.release())
 
     def _write(self, events: Block, args: bytes, window: int) -> None:

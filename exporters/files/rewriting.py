@@ -114,7 +114,7 @@ def _replace(note: TraceNote, journal: Path, made: Path, old: list[Path], first:
 
 
 def _is_of(path: Path, run_id: str) -> bool:
-    """Whether a file bears the run's id, or nothing yet but what a trace begins with: the id comes with the first event."""
+    """Whether a file has the run's id, or only the head of a trace yet: the id comes with the first event."""
     head = _head(path)
     if run_id and run_id.encode() in head:
         return True
@@ -166,7 +166,7 @@ def _count(path: Path) -> int:
 
 
 def _packet_end(data: bytes, at: int) -> int | None:
-    """Where the packet ends that begins here; `None` if its length is not there yet."""
+    """End of the packet that begins here; `None` if its length is incomplete."""
     length = shift = 0
     at += 1
     while at < len(data):

@@ -75,7 +75,7 @@ class TraceFile(ABC):
 
     def __init__(self, path: Path, run: Run, output: OutputFile, limit: int | None) -> None:
         self.path = path
-        """Where the complete file will be."""
+        """Path of the complete file."""
         self._run = run
         self.output = output
         self._noted = output.path
@@ -156,7 +156,7 @@ class TraceFile(ABC):
         return 0
 
     def abandon_unfinished(self) -> None:
-        """They cannot be written any more, and are lost."""
+        """Counts events as lost that cannot be written any more."""
         self._unfinished = self.count_unfinished()
 
     def mark(self, name: str, at: int, args: Mapping[str, Any]) -> None:

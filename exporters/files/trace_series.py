@@ -163,7 +163,7 @@ class TraceExporter(ABC):
         self._on_full: OnFull = on_full
         self._run: Run | None = None
         self._open: dict[int, TraceSeries] = {}
-        """By window, if every window has its own file; else one under the key 0."""
+        """Open files by window, if every window has its own; else one under the key 0."""
         self._complete_files: dict[int, list[Path]] = {}
         """Complete files by window."""
         self._closed_events = self._closed_dropped = 0
@@ -276,7 +276,7 @@ class TraceExporter(ABC):
             raise refused
 
     def _path_of(self, run: Run, window: int | None) -> Path:
-        """Where the trace goes, of a window if every window has its own."""
+        """Path of the trace; that of the window if every window has its own."""
         return fill(self._path, run, window)
 
     def _series(self, window: int) -> TraceSeries:

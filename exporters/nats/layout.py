@@ -50,7 +50,7 @@ def jetstream(client: Client, timeout: float = 5.0) -> JetStreamContext:
 
 
 async def answer(client: Client, subject: str, reply: Callable[[Msg], Awaitable[None]]) -> Subscription:
-    """Has what comes on a subject answered."""
+    """Answers the messages on a subject."""
     untyped: Any = client
     subscription: Subscription = await untyped.subscribe(subject, cb=reply)
     return subscription

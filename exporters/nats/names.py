@@ -45,7 +45,7 @@ class StreamNames(NamedTuple):
     """Names of one stream."""
 
     key: str
-    """In buckets."""
+    """Its key in buckets."""
     frames: str
     live: str
     """Subject of its summaries, which are not stored."""
@@ -66,7 +66,7 @@ class Names:
             raise ValueError(f"{invalid.text}: lower-case letters, digits, _ and -, at most 32")
         self.team = team
         self.stream = f"STEPSCOPE_{team.upper()}"
-        """In JetStream; it has the frames of all streams."""
+        """Name of the stream in JetStream; it has the frames of all streams."""
         self.hellos, self.ended, self.leases = (f"stepscope-{team}-{what}" for what in ("hellos", "ended", "leases"))
         self._prefix = f"stepscope.{team}"
         self.frames = f"{self._prefix}.*.frames.>"

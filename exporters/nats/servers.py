@@ -56,7 +56,7 @@ class Servers:
         self._read_files()
 
     def _read_files(self) -> None:
-        """They are read again for each connection; who waits for the first one would learn late that one is not there."""
+        """Reads them again for each connection. It reads them at the start as well, so that a missing file is reported early."""
         access = self.access
         for secret in (access.credentials, access.token_file, access.password_file):
             if secret is not None:

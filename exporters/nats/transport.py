@@ -153,7 +153,7 @@ class NatsTransport(Transport):
             await self._summarized.wait()
 
     async def _ordered(self, message: Msg) -> None:
-        """Has a command carried out."""
+        """Carries out a command, and sends the answer."""
         try:
             order, _ = protocol.decode(message.data)
         except FormatError as error:

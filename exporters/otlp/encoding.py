@@ -183,7 +183,7 @@ def _mix(values: Ids) -> Ids:
 
 
 class Request(msgspec.Struct, frozen=True):
-    """One request: its parts, and the events that they stand for."""
+    """A request: its parts, and the events that they represent."""
 
     signal: Signal
     origin: Origin
@@ -466,7 +466,7 @@ class SpanEncoder:
 
 
 def _name(number: int, step: int, flags: int) -> str:
-    """As `strings.name_of`, of fields that were read."""
+    """Does what `strings.name_of` does, with fields that were read."""
     return f"{strings.text(number)}#{step}" if flags & _NUMBERED else strings.text(number)
 
 

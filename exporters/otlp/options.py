@@ -32,7 +32,7 @@ _HOST = re.compile(r"[\w.-]{1,100}:\d{1,5}")
 """A host and port, where the scheme was forgotten."""
 _UNPRINTABLE = re.compile(r"[^\t\x20-\x7e\x80-\xff]")
 _SECRET = re.compile(r"auth|token|key|secret|passw|cookie|credential", re.IGNORECASE)
-"""In the name of a header or parameter whose value is probably a secret."""
+"""Found in the name of a header or parameter whose value is probably a secret."""
 _RESERVED = {"content-type", "content-encoding", "content-length", "transfer-encoding", "host", "connection"}
 
 
@@ -63,7 +63,7 @@ class OtlpOptions(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True
     compression: Literal["gzip", "none"] | None = None
     """Default: OTEL_EXPORTER_OTLP_COMPRESSION in the environment, else gzip."""
     timeout: Seconds | None = None
-    """For one attempt to send; default: OTEL_EXPORTER_OTLP_TIMEOUT in the environment, else 10."""
+    """Limit for one attempt to send; default: OTEL_EXPORTER_OTLP_TIMEOUT in the environment, else 10."""
     retry_seconds: Annotated[float, msgspec.Meta(ge=0, le=3600)] = 60.0
     """How long a request is tried again that failed in a way that may pass."""
     first_delay: Annotated[float, msgspec.Meta(ge=0.001, le=60)] = 0.5
@@ -123,9 +123,9 @@ class Target:
         self.clear_text_host = "" if self.encrypted or allowed or is_local(host) else host
         """The other machine that everything goes to over `http:`, unless a setting allows that."""
         self.headers = self._current_headers()
-        """By names in lower case."""
+        """Headers by their names in lower case."""
         self._before: dict[str, str] = {}
-        """Those that were replaced last."""
+        """The headers before the last change."""
         compression = options.compression or _variable("COMPRESSION", signal) or "gzip"
         if compression not in ("gzip", "none"):
             raise ValueError(f"{PREFIX}COMPRESSION is {compression!r}: use gzip or none")

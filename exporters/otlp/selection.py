@@ -21,11 +21,11 @@ Indices: TypeAlias = NDArray[np.int64]
 Mask: TypeAlias = NDArray[np.bool_]
 
 NONE = -1
-"""In place of an index: there is no such event."""
+"""Stands for an index: there is no such event."""
 UNKNOWN = -2
-"""In place of a parent's index: it is not among these events."""
+"""Stands for a parent's index: the parent is not among these events."""
 RUN_TRACE = -1
-"""In place of a step: the trace of the run."""
+"""Stands for a step: the trace of the run."""
 
 MAX_DEPTH = 1024
 """Generations that are followed to an ancestor; recorded stacks are less deep."""
@@ -153,7 +153,7 @@ class WindowBuffer:
         self._oldest = FOREVER
         self._complete = self._latest = -1
         self._ends: dict[int, int] = {}
-        """When steps ended, in ns."""
+        """Ends of steps, in ns."""
         self.sent_steps: dict[int, None] = {}
         """Steps whose own span was sent."""
         self.unsent_steps: dict[int, tuple[int, int]] = {}
@@ -201,12 +201,12 @@ class WindowBuffer:
             self._orphans.append(EventBatch(rows.sources[number], self.index, part, rows.heaps[number]))
 
     def step_sent(self, step: int) -> None:
-        """The span of a step is sent."""
+        """Notes that the span of a step is sent."""
         remember(self.sent_steps, step, None)
         self.unsent_steps.pop(step, None)
 
     def span_sent(self, step: int, begin: int, end: int) -> None:
-        """A span in the trace of a step is sent, perhaps before the span of the step itself."""
+        """Notes that a span in the trace of a step is sent, perhaps before the span of the step itself."""
         if step != RUN_TRACE and step not in self.sent_steps:
             first, last = self.unsent_steps.get(step, (begin, end))
             self.unsent_steps[step] = min(first, begin), max(last, end)
@@ -378,7 +378,7 @@ class Selection:
         return np.where(self.trace_step[found] == self.trace_step[indices], found, NONE)
 
     def _thin_out(self, samples: Mask, limit: RateLimit | None) -> Indices:
-        """As many as the limit allows, at equal distances; the latest is always among them."""
+        """Selects as many as the limit allows, at equal distances, and always the latest."""
         indices = np.flatnonzero(samples)
         if not len(indices):
             return indices

@@ -80,11 +80,11 @@ class Sender:
         self._throttled = False
         """Whether the receiver asked for no request before then."""
         self._failure = ""
-        """How the last attempt failed; empty if it succeeded."""
+        """The reason why the last attempt failed; empty if it succeeded."""
         self._has_answered = False
         self._closing = False
         self._close_deadline = math.inf
-        """When attempts end, as the run ends and the receiver fails."""
+        """Time at which attempts end, if the run ends while the receiver fails."""
         self._retry_now = anyio.Event()
         self._scope = anyio.CancelScope()
         self._session: aiohttp.ClientSession | None = None

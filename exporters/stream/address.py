@@ -47,7 +47,7 @@ class Address:
         parts = _checked(url)
         scheme = {"ws": "ws", "wss": "wss", "http": "ws", "https": "wss"}[parts.scheme]
         self.url = urlunsplit((scheme, parts.netloc, parts.path.rstrip("/") or protocol.PATH, "", ""))
-        """Where it takes streams."""
+        """The address to which streams are sent."""
         self.is_local = is_local(parts.hostname or "")
         self.token_file = token if isinstance(token, Path) else None
         """The file that holds the token, if one does."""

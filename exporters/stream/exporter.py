@@ -109,7 +109,7 @@ class CollectorExporter:
         self._beating: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop
         self._summarized = -math.inf
-        """When the last summary was made, in seconds of the loop's clock."""
+        """Time of the last summary, in seconds of the loop's clock."""
         self._run: Run | None = None
         self._exported: Counter[int] = Counter()
         """Events that were passed to `export` and whose outcome was not reported, by window."""
@@ -124,7 +124,7 @@ class CollectorExporter:
 
     @property
     def url(self) -> str:
-        """Where the stream goes."""
+        """The address to which the stream is sent."""
         return self._address.url
 
     @property

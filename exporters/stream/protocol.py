@@ -23,7 +23,7 @@ VERSION = 3
 """Changes when old collectors could no longer read new exporters, or the other way round."""
 SUBPROTOCOL = f"stepscope.v{VERSION}"
 PATH = "/v1/stream"
-"""Where the collector takes streams."""
+"""Path at which the collector takes streams."""
 MAX_HEADER = 1 << 16
 """Bytes."""
 MAX_ORDER = 1 << 15
@@ -56,9 +56,9 @@ class Hello(msgspec.Struct, frozen=True, tag=1, array_like=True):
     """The first message of an exporter: which stream this is."""
 
     stream: StreamId
-    """Of the journal: the same whenever it is sent. Names the stream's directory."""
+    """Id of the journal, which does not change when it is sent again. Names the stream's directory."""
     sync: SyncWord
-    """Of the journal's frames."""
+    """Sync word of the journal's frames."""
     run: RunRecord
     control: Annotated[int, msgspec.Meta(ge=0, lt=1 << 16)] = 0
     """Version of the commands that the process obeys (`Order`); 0: none. Collectors that know nothing of it ignore it."""
@@ -98,7 +98,7 @@ class Frames(msgspec.Struct, frozen=True, tag=4, array_like=True):
     segment: Annotated[int, msgspec.Meta(ge=0, le=MAX_SEGMENTS)]
     """Number of the segment."""
     position: Annotated[int, msgspec.Meta(ge=0, lt=MAX_POSITION)]
-    """Where the first frame begins in the journal, in bytes."""
+    """Bytes of the journal before the first frame."""
 
 
 class StepRun(msgspec.Struct, frozen=True, array_like=True):
@@ -108,7 +108,7 @@ class StepRun(msgspec.Struct, frozen=True, array_like=True):
     first: Int64
     """Number of the first step."""
     begin_ns: Int64
-    """When it began, by the rank's monotonic clock. Each further step begins when the one before it ends."""
+    """Begin by the rank's monotonic clock. Each further step begins when the one before it ends."""
     steps: Annotated[bytes, msgspec.Meta(min_length=8, max_length=8 * MAX_SUMMARY_STEPS)]
     """8 bytes for each step: `step_summary.STEP_DTYPE`."""
 
@@ -156,7 +156,7 @@ class Order(msgspec.Struct, frozen=True, tag=8, array_like=True):
     """A command for the process; only to those whose `Hello` says that they obey any."""
 
     number: Count
-    """Names it on this connection."""
+    """Number of the order on this connection."""
     command: Annotated[bytes, msgspec.Meta(max_length=MAX_ORDER)]
     """`stepscope.runtime.requests.command.Command`, in JSON."""
 

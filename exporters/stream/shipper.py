@@ -52,10 +52,10 @@ def has_end(path: Path) -> bool:
 
 
 class Place(msgspec.Struct, frozen=True):
-    """Where a frame begins."""
+    """The begin of a frame."""
 
     number: int
-    """Of the frame, over all segments."""
+    """Number of the frame, over all segments."""
     at: int
     """Position in the journal, in bytes."""
 
@@ -65,12 +65,12 @@ class Chunk(msgspec.Struct, frozen=True):
 
     begin: Place
     end: Place
-    """Where the frame after the last one begins."""
+    """The begin of the frame after the last one."""
     segment: int
     """Number of the segment."""
     data: bytes
     checksum: int
-    """Of the last frame, as its header has it."""
+    """Checksum in the header of the last frame."""
     events: Counter[int]
     """Number of events by window, without those that were confirmed before."""
     left_out: int | None = None
@@ -114,7 +114,7 @@ class Shipper:
         self.left_out = self.left_out_frames = 0
         """Number of events and frames before this one that were left out: the frames are too large for the collector."""
         self._checksum: int | None = None
-        """Of the frame before `confirmed`, if known."""
+        """Checksum of the frame before `confirmed`, if known."""
         self._counted = self.confirmed.number
         """Events of frames before this one were counted."""
         self._unconfirmed: deque[Chunk] = deque()

@@ -118,7 +118,7 @@ class StepTime(NamedTuple):
     begin: int
     end: int
     own: int
-    """Its time without collectives."""
+    """The step's time without collectives."""
 
 
 def steps_in(summary: StepSummary) -> list[StepTime]:

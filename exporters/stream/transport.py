@@ -50,16 +50,16 @@ class LinkSettings(Checked, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     message_bytes: Annotated[int, msgspec.Meta(ge=1 << 12, le=8 << 20)] = 1 << 20
     """Frames are sent together up to this size."""
     timeout: PositiveFloat = 10.0
-    """For a connection to be made, and for a collector to give a sign of life."""
+    """Seconds for a connection to be made, and for a collector to give a sign of life."""
     first_delay: PositiveFloat = 0.1
-    """Until a lost connection is made again; doubled each time."""
+    """Seconds until a lost connection is made again; doubled each time."""
     longest_delay: PositiveFloat = 10.0
     """No longer than this."""
     closing_seconds: Annotated[float, msgspec.Meta(ge=0, le=3600)] = 3.0
     """How long a collector without a connection may hold up the end of the run. One that is connected has `timeout` seconds more to
     confirm something. The rest stays in the journal, for `stepscope deliver`."""
     first_sync: SyncInterval = 0.25
-    """Between the first comparisons of the clocks."""
+    """Seconds between the first comparisons of the clocks."""
     sync_interval: SyncInterval = 5.0
     """Between the later ones."""
     insecure: bool = False
@@ -124,7 +124,7 @@ class Transport(ABC):
         self._connected = self._refused = False
         self._connections = self._frames = 0
         self._established_at = -math.inf
-        """When the last connection began, by the monotonic clock."""
+        """Begin of the last connection, by the monotonic clock."""
         self._last_error = ""
         self._log_refusals = True
 
@@ -138,7 +138,7 @@ class Transport(ABC):
         self._task = asyncio.create_task(self._run(), name="stepscope transport")
 
     def wake(self) -> None:
-        """There may be something to send."""
+        """Looks for something to send."""
         self._news.set()
         self._changed.set()
 

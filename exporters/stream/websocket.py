@@ -45,7 +45,7 @@ class _ConnectWithoutRedirects(connect):
     """Follows no redirect: it would take the stream, and who may send commands, to a host that nobody named."""
 
     def process_redirect(self, exc: Exception) -> Exception | str:
-        """The error as it is."""
+        """Returns the error: redirects are not followed."""
         return exc
 
 

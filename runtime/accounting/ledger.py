@@ -30,14 +30,14 @@ class SourceLedger(msgspec.Struct, frozen=True):
     accepted: int = 0
     """Events that reached the window, or any window of the run."""
     dropped: dict[str, int] = {}
-    """By reason: `overflow` (ring full), `late` (after the window closed), `inbox` (inbox full), `source` (by the device),
-    `closed` (after the run)."""
+    """Lost events by reason: `overflow` (ring full), `late` (after the window closed), `inbox` (inbox full), `source` (by the
+    device), `closed` (after the run)."""
     outside: int = 0
     """In the accounts of a run: events that belong to no window, or to another profiler."""
     superseded: int = 0
     """In the accounts of a run: records of spans that had been written as open spans before."""
     missing: dict[str, int] = {}
-    """By reason: ns for which the source has no events, or not all, although it should record."""
+    """Time in ns, by reason, for which the source has no events, or not all, although it should record."""
 
     def balanced(self) -> bool:
         """Whether every event is accounted for."""
@@ -51,13 +51,13 @@ class OutputLedger(msgspec.Struct, frozen=True):
     exported: int = 0
     """Events that were written or that a server confirmed, and those that are `unsent`."""
     dropped: dict[str, int] = {}
-    """By reason: `queue` (its queue was full), `error` (it raised), `closed` (deadline passed), `cap` (size limit),
+    """Lost events by reason: `queue` (its queue was full), `error` (it raised), `closed` (deadline passed), `cap` (size limit),
     `deleted` (its file was deleted while it was written), and reasons that an exporter reports itself."""
     in_flight: int = 0
     """Events neither exported nor dropped yet: offered = exported + dropped + in flight. An output that closes a window does not
     know what others will write of it later; the accounts of the run say that."""
     unsent: int = 0
-    """Of those exported: events in files that were not sent yet, or not confirmed by the server."""
+    """Exported events in files that were not sent yet, or not confirmed by the server."""
 
 
 class Ledger(msgspec.Struct, frozen=True):

@@ -22,19 +22,19 @@ class Domain:
         self.name = name
 
     def span(self, name: str, /, **arguments: object) -> _core.span:
-        """As `stepscope.span`."""
+        """Makes a span of this domain, like `stepscope.span`."""
         return _core.span(name, category=self.name, **arguments)
 
     def instant(self, name: str, /, **arguments: object) -> None:
-        """As `stepscope.instant`."""
+        """Records an instant of this domain, like `stepscope.instant`."""
         _core.instant(name, category=self.name, **arguments)
 
     def counter(self, name: str, value: float, /) -> None:
-        """As `stepscope.counter`."""
+        """Records a value of a counter of this domain, like `stepscope.counter`."""
         _core.counter(name, value, category=self.name)
 
     def flow(self, name: str, id: int, phase: str, /) -> None:
-        """As `stepscope.flow`."""
+        """Records an end of a flow of this domain, like `stepscope.flow`."""
         _core.flow(name, id, phase, category=self.name)
 
     def __repr__(self) -> str:

@@ -141,7 +141,7 @@ class _FirstStep:
 
 
 _runs: weakref.WeakKeyDictionary[Any, _Watcher] = weakref.WeakKeyDictionary()
-"""By trio's token of the run."""
+"""Runs by trio's token."""
 
 
 def _trio_task() -> Any:

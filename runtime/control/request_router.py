@@ -123,7 +123,7 @@ class RequestRouter:
 
         Args:
             on_answer: is called with the answer; without one, a rank that the request does not name is no refusal.
-            key: what makes equal requests of several ranks one; see `Agreement.ask`.
+            key: what makes equal requests of several ranks one; see `Agreement.request`.
             plan: of the window, where each rank uses its own steps; see `Arming.arm`.
         """
         if self.agreement is not None:
@@ -143,7 +143,7 @@ class RequestRouter:
         assert self.agreement is not None
         if on_answer is not None:
             self._waiting.append((_named(request, trigger), on_answer))
-        self.agreement.ask(request, trigger, key)
+        self.agreement.request(request, trigger, key)
 
     def decided(self, request: AnyRequest, trigger: str, armed: Armed) -> None:
         """Reports the decision on a request, also of another rank."""

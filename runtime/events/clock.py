@@ -111,7 +111,7 @@ class WallClock:
         self._read_at = anchor.monotonic_ns
 
     def change(self, since: int, at: int) -> int:
-        """By how much the wall clock was set between two monotonic times, in ns."""
+        """ns by which the wall clock was set between two monotonic times."""
         return 0 if len(self._changes) < 2 else self._offset(at) - self._offset(since)
 
     def _offset(self, at: int) -> int:
@@ -124,7 +124,7 @@ wall_clock = WallClock()
 
 
 def set_between(first: ClockAnchor, last: ClockAnchor) -> int:
-    """By how much the wall clock was set between two readings, in ns; 0 if drift explains the difference."""
+    """ns by which the wall clock was set between two readings; 0 if drift explains the difference."""
     change = last.wall_ns - first.wall(last.monotonic_ns)
     return change if abs(change) > WALL_STEP_NS else 0
 

@@ -82,7 +82,7 @@ class DeliveryResult(msgspec.Struct, frozen=True):
     window: int
     exported: int = 0
     dropped: Mapping[str, int] = {}
-    """By reason."""
+    """Lost events by reason."""
     unsent: int = 0
     """Number of exported events that are in files until they are sent."""
 
@@ -105,7 +105,7 @@ class Lost(msgspec.Struct, frozen=True):
 
     events: int
     reason: str
-    """For the ledger: `deleted`, `cap` or `error`."""
+    """Reason in the ledger: `deleted`, `cap` or `error`."""
     window: int | None = None
     """`None`: the events that were written last, of any window."""
 

@@ -130,7 +130,7 @@ class ExporterWorker:
         """Why all further events are dropped; empty while the exporter gets events."""
         self._bytes = self._peak = self._handled = 0
         self._active_ns = 0
-        """When a call began or ended, or an empty queue got an item between two calls."""
+        """Time at which a call began or ended, or at which an empty queue got an item between two calls."""
         self._accounts = Accounts()
         self._unsent_files: UnsentFiles | None = None
         self._cap_seen = 0

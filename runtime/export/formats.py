@@ -21,7 +21,7 @@ Factory = Callable[[Path], Exporter]
 
 
 class Format(msgspec.Struct, frozen=True):
-    """One registered format."""
+    """A registered format."""
 
     name: str
     suffixes: tuple[str, ...]

@@ -51,7 +51,7 @@ class FlightWindows(WindowRouter):
         self.steps = StepLog(settings.steps)
         self._settings = settings
         self._ends: dict[int, int] = {}
-        """For each window whose end is not reached: the number of the first step after it."""
+        """For each window whose end is not reached, the number of the first step after it."""
         self._backlog: dict[int, deque[RetainedBlock]] = {}
         self._urgent: list[EventBatch] = []
         self._pauses: deque[tuple[int, int | None]] = deque(maxlen=MAX_PAUSES)

@@ -84,7 +84,7 @@ class FlightStatistics(msgspec.Struct, frozen=True):
 
 
 class Flight:
-    """Of one profiler; called by its pipeline."""
+    """The flight recorder of one profiler. The pipeline calls it."""
 
     def __init__(
         self,

@@ -221,7 +221,7 @@ class Retention:
             self._cleared.pop().remove()
 
     def forget(self) -> None:
-        """In a forked child: the files are the parent's."""
+        """Called in a forked child: the files are the parent's."""
         for chunk, _ in self._chunks:
             chunk.forget()
         for chunk in self._cleared:

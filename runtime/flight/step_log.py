@@ -29,7 +29,7 @@ class StepLog:
 
     @property
     def end(self) -> int:
-        """One more than the number of the latest."""
+        """The number after that of the latest step."""
         return self._first + len(self._marks)
 
     def add(self, marks: Block) -> None:

@@ -33,7 +33,7 @@ MAX_NEWS = 64
 MAX_BYTES = 64 << 20
 """Size of the events in these looks."""
 ANSWER_TIMEOUT_S = 1.0
-"""Until then, the steps that an answer may refer to are retained, and flushes wait for it."""
+"""Seconds for which the steps that an answer may refer to are retained, and flushes wait for it."""
 IDLE_LOOK_S = 0.1
 """Seconds between two looks without new events."""
 
@@ -160,13 +160,13 @@ class WatchStatistics(msgspec.Struct, frozen=True):
     """Accounts of the triggers: fired = windows + joined + suppressed + waiting."""
 
     fired: dict[str, int]
-    """By reason."""
+    """Numbers of findings by reason."""
     windows: int
     """Windows that were opened."""
     joined: dict[str, int]
     """Fired in a step that a window contains already."""
     suppressed: dict[str, dict[str, int]]
-    """Not saved, by cause (`cooldown`, `max_windows`, `busy`, `too many` at once) and reason."""
+    """Findings that were not saved, by cause (`cooldown`, `max_windows`, `busy`, `too many` at once) and reason."""
     waiting: int
     refused: int
     """Calls of `save` that were refused because too many waited."""

@@ -37,7 +37,7 @@ class AppendFile:
         self.size = size
         """Number of bytes of the first file, and of the frames in further ones."""
         self.segment_began_s = time.monotonic()
-        """When the last file was begun or opened."""
+        """Time at which the last file was begun or opened."""
         self._fd = self._lock = -1
         self._deletion = DeletionCheck()
         try:

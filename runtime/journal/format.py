@@ -56,7 +56,7 @@ CHUNK_BYTES = 4 << 20
 """Batches are split into frames of about this size, which bounds the memory of a reader."""
 
 MAX_SMALL_BYTES = 1 << 16
-"""Of a few events with long names, `decode_unnamed` decodes so many bytes."""
+"""`decode_unnamed` decodes so many bytes of a few events with long names."""
 
 Bytes = bytes | bytearray | memoryview
 

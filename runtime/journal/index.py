@@ -107,7 +107,7 @@ class Stretch(msgspec.Struct):
     end: int
     first_ns: int
     last_ns: int
-    """When the first event begins, and the last one ends."""
+    """Begin of the first event, and end of the last one."""
     first_step: int
     last_step: int
     """Numbers of steps; `last_step` is less if no event belongs to one."""
@@ -169,7 +169,7 @@ class IndexBuilder:
         self.stretches = bytearray()
         """Stretches of these windows."""
         self._stretch_bytes = 0
-        """Of these, and of those of open windows."""
+        """Size of these stretches, and of those of open windows."""
         self.syncs: list[ClockSync] = []
         """Comparisons with other clocks since the last index."""
         self.before = 0
@@ -178,7 +178,7 @@ class IndexBuilder:
         """Positions of scanned frames that open windows, before the first events of these."""
         self._events = 0
         self._last = (now(), 0)
-        """When an index was due, and how large the journal was then."""
+        """Time at which the last index was due, and size of the journal then."""
 
     @staticmethod
     def after(position: int, record: IndexRecord) -> IndexBuilder:
@@ -448,7 +448,7 @@ class IndexFrame(NamedTuple):
 
     position: int
     number: int
-    """Of the frame."""
+    """Number of the frame."""
     end: int
     """Position of the next frame."""
     record: IndexRecord

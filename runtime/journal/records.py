@@ -187,7 +187,7 @@ class IndexRecord(msgspec.Struct, frozen=True, kw_only=True):
     outlines: Int64 = 0
     """Position of the first of the outlines, which end where this frame begins."""
     at_ns: Int64 = 0
-    """When it was written (CLOCK_MONOTONIC): all frames before it were written earlier."""
+    """Time of writing (CLOCK_MONOTONIC): all frames before it were written earlier."""
     rows: memoryview = memoryview(b"")
     """Windows that were closed since the previous index, in their order: see `index.py`."""
     stretches: memoryview = memoryview(b"")

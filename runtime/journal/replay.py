@@ -121,7 +121,7 @@ class UnfinishedWindow:
         self._starts.update(zip(marks["step"].tolist(), marks["ts"].tolist(), strict=True))
 
     def lasted(self, first_ns: int, last_ns: int) -> None:
-        """Its events last from one time to another: not all of them were added."""
+        """Notes the time that its events cover: not all of them were added."""
         self._first, self._last = first_ns, last_ns
 
     def close(self, run: Run) -> Window:

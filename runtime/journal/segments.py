@@ -47,7 +47,7 @@ class Segment(msgspec.Struct, frozen=True):
         return Path(self.name)
 
     def offset(self, position: int) -> int:
-        """Where a position of the journal is in this file."""
+        """Position in this file of a position of the journal."""
         return position - self.begin + self.header_bytes
 
 

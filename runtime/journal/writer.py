@@ -37,10 +37,10 @@ from stepscope.runtime.threads.native_threads import Lock
 from stepscope.runtime.windows.window import Window
 
 Fsync = Literal["never", "window", "always"]
-"""When to wait for the disk: only synced frames survive a loss of power; all frames survive a killed process."""
+"""Chooses when to wait for the disk: only synced frames survive a loss of power; all frames survive a killed process."""
 
 WhenFull = Literal["stop", "delete_oldest"]
-"""At the size limit: leave out new events, or delete the oldest segments."""
+"""Chooses at the size limit: leave out new events, or delete the oldest segments."""
 
 log = logging.getLogger("stepscope")
 
@@ -92,7 +92,7 @@ class JournalWriter:
     deleted_oldest = 0
     """Events of the oldest segments, which this deleted because of the size limit, or because they were sent."""
     deleted_unsent = 0
-    """Those among them that not all followers had sent."""
+    """Deleted events that not all followers had sent."""
     end = 0
     """Position up to which the kernel has the frames."""
     failed = False
@@ -130,7 +130,7 @@ class JournalWriter:
         self._segment_events: Counter[int] = Counter()
         """Number of events in the last segment, by window."""
         self._sent: dict[object, int] = {}
-        """Up to which position each follower has sent the journal."""
+        """Position up to which each follower has sent the journal."""
         self._oldest_bytes = 0
         self._oldest_events: Counter[int] = Counter()
         self._missing = False

@@ -128,7 +128,7 @@ def _try_sessions(level: int) -> bool:
 
 
 def _sessions() -> Iterator[Path]:
-    """Where the session may be, the likeliest first."""
+    """Directories in which the session may be, the likeliest first."""
     if _inherited is not None:
         yield _inherited
         return
@@ -205,7 +205,7 @@ def join_from_environment() -> None:
 
 
 def _forked() -> None:
-    """In a forked child: what its parent takes part in is what it may join."""
+    """Called in a forked child, which may join the session that its parent has joined."""
     global _part, _inherited
     _inherited = joined() or recorder.inherited() or _inherited
     _part = None

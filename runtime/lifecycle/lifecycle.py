@@ -65,12 +65,12 @@ class Lifecycle:
         self._closing: BackgroundCall[None] | None = None
         self._opening: BackgroundCall[str] | None = None
         self._closes_by = 0
-        """When closing is to be done, in ns; 0 before it was asked for."""
+        """Time by which closing must be done, in ns; 0 before `close`."""
         self._begins_closing = locks.reentrant()
         _every.add(self)
 
     def after_fork(self) -> None:
-        """In a forked child: becomes inert if it was started, or was being started by another thread."""
+        """Called in a forked child: becomes inert if it was started, or was being started by another thread."""
         if self.opened is not None or self._opening is not None or self.steps.state == "starting":
             self._become_inert(_FORKED)
         else:
@@ -364,7 +364,7 @@ class Lifecycle:
             self.control.close()
 
     def _finish(self, ending: CloseProcedure) -> None:
-        """On a thread of its own: so it goes on whatever interrupts the caller."""
+        """Finishes on a thread of its own, which continues if the caller is interrupted."""
         try:
             ending.run(self.steps.bound(), lambda: self._closes_by)
         finally:
@@ -377,7 +377,7 @@ class Lifecycle:
 
 _every: WeakSet[Lifecycle] = WeakSet()
 _alive: set[Lifecycle] = set()
-"""Of profilers that were started and not closed; one that nobody holds any more still delivers what it recorded."""
+"""Profilers that were started and not closed; they deliver what they recorded even if no reference to them is left."""
 
 
 def close_all(cause: BaseException | str | None = None) -> None:

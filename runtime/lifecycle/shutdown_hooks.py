@@ -1,4 +1,4 @@
-"""Hooks that front doors register: called before all profilers of a process are closed, or after that, at the exit or by a
+"""Hooks of drop-in replacements: called before all profilers of a process are closed, or after that, at the exit or by a
 signal."""
 
 from __future__ import annotations

@@ -65,13 +65,13 @@ class DrainLoop:
         self._tasks: set[asyncio.Task[None]] = set()
         self._unrouted: list[DrainedBlock] = []
         self._drained_ns = 0
-        """When the last drain began."""
+        """Begin of the last drain."""
         self._passed = LoopCondition()
         """Notified when a queue is empty, when a profiler is added or removed, and with each wake-up."""
         self._inbox_waits = False
         """Whether an inbox has a message."""
         self._woken_at = 0.0
-        """When the loop was woken last, by its clock."""
+        """Time of the last wake-up, by the loop's clock."""
         self._removing = 0
         """Number of profilers that begin to close. Drains wait for no exporter then."""
         self._stopping = False

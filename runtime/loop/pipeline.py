@@ -100,9 +100,9 @@ class PipelineStatistics(msgspec.Struct, frozen=True):
     drained: int
     """Events that the recorder passed to this profiler."""
     routed: int
-    """Of these, events that the window router has processed."""
+    """Events among these that the window router has processed."""
     unrouted: int
-    """Of these, events that were dropped because closing reached its deadline."""
+    """Events among these that were dropped because closing reached its deadline."""
     undelivered: int
     """Events of backends that wait for the window router: the steps of their time are not known yet."""
     offered: int
@@ -126,7 +126,7 @@ class PipelineSteps(Protocol):
     @property
     def cost_ns(self) -> int: ...
 
-    def ask_detail(self, detail: Detail) -> None: ...
+    def request_detail(self, detail: Detail) -> None: ...
 
 
 class Pipeline:
@@ -435,7 +435,7 @@ class Pipeline:
             self.inbox.wake()  # without recording, nothing else wakes the loop
             detail, cost = self.overhead.look(self.routed_to)
             if detail is not None:
-                self._steps.ask_detail(detail)
+                self._steps.request_detail(detail)
             begun = self._windows.open_since
             if cost is not None and begun is not None and begun <= self.routed_to:
                 self._route(OVERHEAD, self.overhead.cost_event(cost, self.routed_to, self._track), b"")

@@ -18,7 +18,7 @@ LOOP_DESCRIPTORS = 12
 """Upper bound of the descriptors of a loop. libuv ends the process if it gets none for its first loop."""
 
 _Selector = selectors.DefaultSelector
-"""As it was when stepscope was imported: gevent and eventlet replace it."""
+"""The class as it was when stepscope was imported: gevent and eventlet replace it."""
 
 if TYPE_CHECKING:
     _Loop = asyncio.SelectorEventLoop
@@ -40,12 +40,12 @@ class _Lasting(_Loop):
             self._executor.shutdown(wait=False)
 
     def set_default_executor(self, executor: Any) -> None:
-        """As the base class."""
+        """Does what the base class does."""
         self._executor = executor
         super().set_default_executor(executor)
 
     def run_until_complete(self, future: Any) -> Any:
-        """As the base class."""
+        """Does what the base class does."""
         main = self._main = asyncio.ensure_future(future, loop=self)
         try:
             return super().run_until_complete(main)
@@ -53,7 +53,7 @@ class _Lasting(_Loop):
             self._main = None
 
     def run_forever(self) -> None:
-        """As the base class, but for exceptions of tasks."""
+        """Does what the base class does, but for exceptions of tasks."""
         while True:
             try:
                 return super().run_forever()

@@ -52,7 +52,7 @@ class SignalSource:
             self._undo.pop()()
 
     def replace(self, name: str, make: Callable[[Any], Any], *owners: Any) -> None:
-        """As `user_code.replace`, until `end`."""
+        """Replaces a function as `user_code.replace` does, until `end`."""
         user_code.replace(self._undo, name, make, *owners)
 
     def forget(self) -> None:

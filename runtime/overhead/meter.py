@@ -27,7 +27,7 @@ class EventCosts(msgspec.Struct, frozen=True):
 
     span: float
     instant: float
-    """Also of counters and flows."""
+    """Cost of an instant, a counter's value or an end of a flow."""
     operator: float
     arguments: float
     """Added where an event has more arguments than one small number."""

@@ -357,7 +357,7 @@ class StepController(_core.StepCounter):
 
     # level of detail
 
-    def ask_detail(self, detail: Detail) -> None:
+    def request_detail(self, detail: Detail) -> None:
         """Sets the detail level from the next step on. Called on the loop; never waits."""
         self._level_wanted = detail
         self._asked = True

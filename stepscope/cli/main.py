@@ -1,4 +1,4 @@
-"""The entry of the command line: which commands there are, and what becomes of their errors."""
+"""The entry of the command line: the list of commands, and the handling of their errors."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ COMMANDS = (
 MOST_COLUMNS = 120
 """Columns of a line of text that still reads well."""
 _CHOICE = re.compile(r"invalid choice: (.+?)(?:, maybe .+)? \(choose from (.+)\)")
-"""How argparse refuses a value that is not among the choices."""
+"""argparse's message about a value that is not among the choices."""
 NAMES = [command.__name__.rpartition(".")[2] for command in COMMANDS]
 
 EPILOG = """\

@@ -37,7 +37,7 @@ class Iteration(msgspec.Struct, frozen=True):
     """One step of training."""
 
     epoch: int
-    """From 0."""
+    """Number of the epoch, from 0."""
     loss: float
 
 

@@ -74,7 +74,7 @@ class Faulty(ScriptedBackend):
         super().open(sink)
         self.sink = sink
         if self.fault == "records unasked":
-            self._say(clock.now())
+            self._deliver(clock.now())
         if self.fault == "opens once":
             self.seen += 1
             assert self.seen == 1
@@ -87,10 +87,10 @@ class Faulty(ScriptedBackend):
         super().transition(before, after, at)
         if before.records and not after.records:
             if self.fault == "records on":
-                self._say(at + 10**9)
+                self._deliver(at + 10**9)
             if self.fault == "delivers too late" and self.sink is not None:
                 self.sink.watermark(at)
-                self._say(at - 10**5)
+                self._deliver(at - 10**5)
             if self.fault == "work raises" and self.sink is not None:
                 self.sink.run_soon(self._raise)
 
@@ -107,7 +107,7 @@ class Faulty(ScriptedBackend):
     async def _raise(self) -> None:
         raise OSError("device gone")
 
-    def _say(self, at: int) -> None:
+    def _deliver(self, at: int) -> None:
         events: Any = empty_block(1)
         events["kind"], events["ts"], events["name"] = Kind.INSTANT, at, strings.intern("said")
         events["track"] = new(TrackKind.THREAD, 1, 1, "faulty")

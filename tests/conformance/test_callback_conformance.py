@@ -11,7 +11,7 @@ import pytest
 
 import stepscope as sc
 from stepscope.runtime.events.record import Kind
-from tests.support.arming import say_in_environment
+from tests.support.arming import set_options_in_environment
 from tests.support.basics import ROOT, require
 from tests.support.callback_cases import CASES, Case
 from tests.support.frameworks import Runs, check_incomplete, check_verdict, check_well, fill
@@ -187,7 +187,9 @@ def test_ranks_and_copies(case: Case, tmp_path: Path, monkeypatch: pytest.Monkey
 @pytest.mark.checklist("B6")
 def test_the_environment_has_steps_recorded(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The environment's schedule and directory count, whatever the program asks for."""
-    say_in_environment(monkeypatch, schedule={"wait": 2, "active": 2, "repeat": 1}, output_dir=str(tmp_path / "said"))
+    set_options_in_environment(
+        monkeypatch, schedule={"wait": 2, "active": 2, "repeat": 1}, output_dir=str(tmp_path / "said")
+    )
     runs = Runs()
     traced = case.make(tmp_path / "programs", exporters=[runs], schedule=CYCLE)
     case.fit(traced, tmp_path)

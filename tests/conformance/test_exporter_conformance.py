@@ -194,7 +194,9 @@ class Trusting(MemoryExporter):
         (Trusting, "refuses_unusable_places"),
     ],
 )
-async def test_the_suite_finds_what_is_wrong(exporter: Callable[[], Any], fact: str, tmp_path: Path) -> None:
+async def test_the_suite_refuses_an_exporter_that_breaks_a_promise(
+    exporter: Callable[[], Any], fact: str, tmp_path: Path
+) -> None:
     """An exporter that breaks one promise fails, and the check that failed is named."""
     with refused((AssertionError, RuntimeError, ValueError), fact):
         await check_exporter(lambda directory: exporter(), tmp_path, memory_spans)

@@ -65,7 +65,7 @@ def test_the_page_names_all_that_is_needed(title: str, contract: type) -> None:
     assert len(members) > 1 and set(members) - {"name"} <= named
 
 
-async def test_the_suites_name_what_is_missing(tmp_path: Path) -> None:
+async def test_the_suites_name_missing_methods(tmp_path: Path) -> None:
     """As `trace()` does."""
     half: Any = HalfAnExporter
     with refused(AssertionError, "close_window, aclose"):
@@ -85,7 +85,7 @@ def test_errors_are_counted_in_words(fails: tuple[Method, ...], errors: str, out
     assert f"{errors}, first RuntimeError: no luck" in str(profiler.report())
 
 
-def test_the_page_names_what_there_is() -> None:
+def test_names_on_the_page_are_public() -> None:
     """Each contract and type that it describes is public, under the name that it says."""
     (types,) = re.findall(r"The types that appear in them \((.*?)\)", PAGE, re.DOTALL)
     for name in [*re.findall(r"`(\w+)`", types), *re.findall(r"`stepscope\.([A-Z]\w+)`", PAGE)]:

@@ -88,7 +88,7 @@ print(*memory.names())
         ["sh", "-c", "true"],
     ],
 )
-def test_others_start_anew(command: list[str]) -> None:
+def test_commands_that_a_fork_cannot_run_start_anew(command: list[str]) -> None:
     """Those that a fork could not run."""
     with launched(command, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         assert not isinstance(process, Forked)

@@ -29,7 +29,7 @@ def gone(pid: int) -> bool:
 
 
 @pytest.mark.parametrize("session", [[], ["own"]])
-def test_a_failing_body_ends_the_program_and_what_it_started(session: list[str]) -> None:
+def test_a_failing_body_ends_the_program_and_its_children(session: list[str]) -> None:
     """Also a child in a session of its own."""
     pids: list[int] = []
     with (

@@ -32,7 +32,7 @@ def label(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
-def test_only_the_front_door_is_above_the_parts() -> None:
+def test_no_part_imports_the_package_stepscope() -> None:
     """import-linter holds the directions between the parts (pyproject.toml); it does not see imports of `stepscope` itself."""
     wrong = [
         f"{label(path)}:{line}: {name}"

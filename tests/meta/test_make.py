@@ -39,7 +39,7 @@ def interpreters(directory: Path, runs: dict[str, bool]) -> Path:
     return directory
 
 
-def test_the_demo_installs_what_it_needs(tmp_path: Path) -> None:
+def test_the_demo_installs_only_its_own_packages(tmp_path: Path) -> None:
     """torch first and the extra `demo`; what only tests need comes with the tests, into the same environment."""
     demo = planned("demo", tmp_path / "new")
     assert '-e ".[demo]"' in demo and ".[dev]" not in demo

@@ -100,7 +100,7 @@ def test_types_are_shipped() -> None:
     assert "*.pyi" in SETUPTOOLS["package-data"]["stepscope.runtime"]
 
 
-def test_stub_names_what_the_core_has() -> None:
+def test_the_stub_has_the_public_names_of_the_core() -> None:
     """A name in the stub that the core lacks would pass the type checker and fail at run time."""
     stub = ast.parse((ROOT / "runtime" / "_core.pyi").read_text(encoding="utf-8"))
     named: set[str] = set()
@@ -188,7 +188,7 @@ def test_import_works_without(module: str) -> None:
     subprocess.run([sys.executable, "-P", "-c", loaded], check=True)
 
 
-def test_sources_without_their_core_say_what_to_do() -> None:
+def test_sources_without_their_core_name_the_command_that_builds_it() -> None:
     """A checkout that nothing was built in is what Python finds first in its directory."""
     program = "import sys; sys.modules['stepscope.runtime._core'] = None; import stepscope"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)

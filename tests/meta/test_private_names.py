@@ -211,7 +211,7 @@ def test_the_sources_use_no_others() -> None:
     assert not used - known, "each needs a row in docs/dependencies.md, under 'Private names of others'"
 
 
-def test_the_modules_use_what_the_table_says() -> None:
+def test_the_modules_use_the_names_of_the_table() -> None:
     used = {(module, name) for module, names in _uses().items() for name, _ in names}
     assert not {(module, name) for row in table() for module in row.modules for name in row.last} - used
 
@@ -233,7 +233,7 @@ def test_each_name_is_used_in_one_module() -> None:
     assert not elsewhere
 
 
-async def test_where_no_server_can_be_looked_at_none_is_connected_to(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_client_whose_servers_cannot_be_checked_connects_to_none(monkeypatch: pytest.MonkeyPatch) -> None:
     client = require("nats.aio.client").Client
     monkeypatch.delattr(client, "_process_info")
     connection = require("stepscope.exporters.nats.connection")

@@ -13,7 +13,7 @@ CALLS = re.compile(r"\b_core\.(?!pyi\b)\w+|\bNative\(\)")
 """The core by its name, or as native code calls it."""
 
 EXCUSED = {
-    "bad_input": "encodes one argument, as `arguments` does",
+    "damaged_runs": "encodes one argument, as `arguments` does",
     "signal_masks": "compares the masks of all threads, to which a sanitizer adds its own",
     "profiler": "asks how many tracks there are; all that it records, `span` and `step_counter` do",
     "scripted": "decodes what it recorded, as `arguments` does",

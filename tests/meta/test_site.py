@@ -96,7 +96,7 @@ def test_the_page_of_messages_is_current() -> None:
     assert messages.PAGE.read_text(encoding="utf-8") == messages.page()
 
 
-def test_the_page_of_messages_has_what_tests_record() -> None:
+def test_the_page_of_messages_has_the_recorded_messages() -> None:
     """But for short ones, and those of msgspec and of the system, which stand nowhere in our code."""
     pieces = [text.split(messages.GAP) for found in messages.messages().values() for text in found]
     recorded = [text for texts in json.loads(SNAPSHOT.read_text(encoding="utf-8")).values() for text in texts]

@@ -139,7 +139,7 @@ def main() -> int:
     wrong = 0
     rows: list[str] = []
 
-    def tell(row: str) -> None:
+    def report(row: str) -> None:
         rows.append(row)
         print(row, flush=True)
 
@@ -157,11 +157,11 @@ def main() -> int:
                         outcome = judge(program, out.absolute(), cured=cured, recorded=options.recorded)
                     except Exception as error:
                         why = " ".join(str(error).split())[-300:]
-                        tell(f"| {program.name} | {program.fault} | failed: {why} | | | **wrong** | |")
+                        report(f"| {program.name} | {program.fault} | failed: {why} | | | **wrong** | |")
                         wrong += 1
                         continue
                     wrong += not outcome.right
-                    tell(line(outcome))
+                    report(line(outcome))
     if options.markdown is not None:
         page = options.markdown.read_text(encoding="utf-8")
         before, begin, rest = page.partition("<!-- last try -->\n")

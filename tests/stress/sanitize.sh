@@ -9,10 +9,10 @@ python=$(realpath --no-symlinks "${PYTHON:-.venv/bin/python}")
 cc=${CC:-gcc}
 kind=address
 case "${1:-}" in address | thread) kind=$1 && shift ;; esac
-nouns=(span strings arguments journal_columns instant ring attach session stack tasks suspended task_factory task_tracks
-  parents spans_across_yield interleaved many_threads programs decorate step_counter signal aggregates step_facts step_statistics
+nouns=(span strings arguments journal_columns instant ring attached_rings session stack tasks suspended task_factory task_tracks
+  parents spans_across_yield interleaved many_threads random_programs decorate step_counter signals_while_recording aggregates step_facts step_statistics
   chrome_encoder perfetto_encoder perfetto_nesting overflow inbox arrow_columns overhead rapid_windows reentrance hanging_calls itt
-  signals signal_handlers signal_threads termination locks known_values blocks segments)
+  unnoticed_signals signal_handlers signal_threads termination locks known_values blocks segments)
 library() { "$cc" -print-file-name="lib$1.so"; }
 # The interpreter is not instrumented, so the sanitizer's library must be loaded before it.
 if [ "$kind" = address ]; then
@@ -32,14 +32,14 @@ else
   set -- --deselect tests/integration/runtime/session/test_session.py::test_a_million_spans_need_no_memory \
     --deselect tests/integration/runtime/session/test_session.py::test_a_session_that_cannot_be_opened "$@"
   # It holds a signal back while the main thread is in a call that it does not watch, as native code and read() are.
-  set -- --deselect tests/integration/runtime/threads/test_signals.py::test_sigterm_while_ \
-    --deselect tests/integration/runtime/threads/test_signals.py::test_delivered_events_take_no_memory_any_more \
+  set -- --deselect tests/integration/runtime/threads/test_unnoticed_signals.py::test_sigterm_while_ \
+    --deselect tests/integration/runtime/threads/test_unnoticed_signals.py::test_delivered_events_take_no_memory_any_more \
     --deselect tests/integration/runtime/threads/test_signal_handlers.py::test_a_handler_that_was_put_back_is_heard_in_native_code \
     --deselect tests/integration/runtime/threads/test_signal_handlers.py::test_a_handler_that_faulthandler_calls_on \
     --deselect tests/integration/runtime/threads/test_signal_threads.py::test_any_call_of_the_main_thread \
     --deselect tests/integration/runtime/threads/test_signal_threads.py::test_the_main_thread_is_in_native_code "$@"
   # These fork.
-  set -- --deselect tests/integration/runtime/threads/test_signals.py::test_a_fork_while --deselect tests/integration/runtime/threads/test_signals.py::test_a_child_that \
+  set -- --deselect tests/integration/runtime/threads/test_unnoticed_signals.py::test_a_fork_while --deselect tests/integration/runtime/threads/test_unnoticed_signals.py::test_a_child_that \
     --deselect tests/integration/runtime/threads/test_signal_threads.py::test_children_have_it \
     --deselect tests/integration/runtime/threads/test_termination.py::test_a_forked_child "$@"
 fi

@@ -37,7 +37,7 @@ def test_nothing_is_lost_or_left(report: Path) -> None:
     assert seen.flight is not None and seen.flight.end.spans == 100_000 and seen.flight.end.windows > 0
 
 
-def test_the_page_is_made_of_what_was_seen(report: Path, tmp_path: Path) -> None:
+def test_the_page_is_made_of_a_saved_report(report: Path, tmp_path: Path) -> None:
     """Without measuring again."""
     page, picture = tmp_path / "page.md", tmp_path / "memory.svg"
     assert command.main(["--from", str(report), "--markdown", str(page), "--plot", str(picture)]) == 0

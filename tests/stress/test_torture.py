@@ -130,7 +130,7 @@ def test_faults_that_cannot_be_tried_here_are_reported() -> None:
     assert table.remarks([tally]) == ["misbehaving/absent: not tried, a part is missing. Get it."]
 
 
-def test_time_is_shared_and_what_was_cut_short_is_reported() -> None:
+def test_every_fault_is_tried_and_missing_trials_are_reported() -> None:
     """Every fault is tried once, or as often as it insists on, even if there is no time at all."""
     faults = [fault for fault in load(SPECIMENS).faults if fault.name in ("good", "leaving")]
     tallies = torture(faults, package=SPECIMENS, seconds=0.0)
@@ -176,7 +176,7 @@ def test_an_unknown_family_is_refused_by_name() -> None:
         load(SPECIMENS).chosen(["spam"])
 
 
-def test_every_fault_says_what_it_does() -> None:
+def test_every_fault_has_a_description() -> None:
     """The page is made of it."""
     assert not [label(fault) for fault in CATALOG.faults if not description(fault)]
 

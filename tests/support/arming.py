@@ -1,4 +1,4 @@
-"""An operator in tests: asks this very process for a window, as `stepscope arm --pid` does for another one."""
+"""Requests a window of this very process, as `stepscope arm --pid` does of another one."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from stepscope.runtime.requests.armed import Armed
 from stepscope.runtime.requests.command import Command
 
 SOCKET = sc.Control(socket=True)
-"""By which the operator reaches a door."""
+"""The entry point through which tests request windows."""
 
 
 def arm_here(steps: int = 2) -> Armed:
-    """Asks the only profiler here that listens for so many steps, the next ones; what it answers."""
+    """Requests the next steps of the only profiler of this process with a socket, and returns its answer."""
     (answer,) = ask_process(os.getpid(), Command(command="arm", request=sc.control.WindowRequest(steps=steps)), 60)
     assert answer.armed is not None, answer.error
     return answer.armed
 
 
-def say_in_environment(monkeypatch: pytest.MonkeyPatch, **fields: Any) -> None:
+def set_options_in_environment(monkeypatch: pytest.MonkeyPatch, **fields: Any) -> None:
     """Sets STEPSCOPE_OPTIONS."""
     monkeypatch.setenv(VARIABLE, json.dumps(fields))

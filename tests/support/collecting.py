@@ -55,7 +55,7 @@ class Answer:
         return json.loads(self.body)
 
 
-def ask(
+def send_request(
     url: str,
     headers: dict[str, str] | None = None,
     *,
@@ -63,7 +63,7 @@ def ask(
     body: bytes | None = None,
     tls: ssl.SSLContext | None = None,
 ) -> Answer:
-    """One request."""
+    """Sends a request and returns its answer."""
     request = urllib.request.Request(url, body, headers or {}, method=method)
     try:
         with urllib.request.urlopen(request, timeout=WAIT, context=tls) as answer:
@@ -73,11 +73,11 @@ def ask(
             return Answer(error.code, {k.lower(): v for k, v in error.headers.items()}, error.read())
 
 
-def until(look: Callable[[], Any]) -> Any:
-    """Looks until what it sees is true, and returns that."""
+def wait_until(condition: Callable[[], Any]) -> Any:
+    """Calls a function until its result is true, and returns the result."""
     end = time.monotonic() + WAIT
     while True:
-        found = look()
+        found = condition()
         if found:
             return found
         assert time.monotonic() < end, "it did not happen"
@@ -92,7 +92,7 @@ class CollectorProcess:
 
     def get(self, path: str, headers: dict[str, str] | None = None) -> Any:
         """The answer in JSON to a request that succeeds."""
-        answer = ask(self.url + path, headers)
+        answer = send_request(self.url + path, headers)
         assert answer.status == 200, answer.body
         return answer.json()
 
@@ -107,11 +107,11 @@ class CollectorProcess:
             ranks = self.ranks()
             return ranks if condition(ranks) else None
 
-        found: dict[int, Any] = until(look)
+        found: dict[int, Any] = wait_until(look)
         return found
 
     def stop(self) -> tuple[str, str]:
-        """Stops it as a service manager does; what it wrote."""
+        """Stops it as a service manager does; returns its standard output and errors."""
         self.process.terminate()
         return self.process.communicate(timeout=WAIT)
 

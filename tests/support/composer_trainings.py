@@ -65,11 +65,11 @@ def test_its_profiler(tmp_path: Path) -> None:
     traced, runs = handler(tmp_path)
     profiler = profiler_of(tmp_path, traced, skip_first=1, wait=1, warmup=1, active=3, repeat=1)
 
-    def tell() -> None:
+    def mark() -> None:
         profiler.marker("load").counter({"cpu": 0.5})
         profiler.marker("noted").instant()
 
-    fit(happens={8: tell}, epochs=2, accumulated=2, profiler=profiler)
+    fit(happens={8: mark}, epochs=2, accumulated=2, profiler=profiler)
     check(traced, runs, [(3, 4, 5), (11, 12, 13)])
     # Composer calls no events for the batch that it saves after.
     assert runs.spans("fit").count("event/batch") == 4 and runs.spans("fit").count("event/backward") == 8

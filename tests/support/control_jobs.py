@@ -48,8 +48,8 @@ class Job:
         draft.write_text(json.dumps(fields))
         draft.replace(self.directory / self.control_file)
 
-    def ask(self, run: str, **fields: Any) -> None:
-        """Asks for a window."""
+    def request_window(self, run: str, **fields: Any) -> None:
+        """Requests a window by the control file."""
         self.asked = run
         self.write(**{"start_step": "next", "run_id": run, **fields})
 

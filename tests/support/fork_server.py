@@ -54,7 +54,7 @@ def serve(control: socket.socket) -> tuple[dict[str, Any], list[int]]:
                 poll.unregister(descriptor)
                 os.close(descriptor)
                 pid, reply = running.pop(descriptor)
-                _say(reply, os.waitpid(pid, 0)[1])
+                _send_number(reply, os.waitpid(pid, 0)[1])
                 reply.close()
                 continue
             message, descriptors, _, _ = socket.recv_fds(control, 1 << 20, 4)
@@ -65,13 +65,13 @@ def serve(control: socket.socket) -> tuple[dict[str, Any], list[int]]:
             for each in descriptors[:3]:
                 os.close(each)
             reply = socket.socket(fileno=descriptors[3])
-            _say(reply, pid)
+            _send_number(reply, pid)
             ended = os.pidfd_open(pid)
             running[ended] = pid, reply
             poll.register(ended, select.POLLIN)
 
 
-def _say(reply: socket.socket, number: int) -> None:
+def _send_number(reply: socket.socket, number: int) -> None:
     with contextlib.suppress(ConnectionError):  # the client has ended
         reply.send(str(number).encode())
 

@@ -83,7 +83,7 @@ class Servers:
         self._lock = threading.Lock()
         self._of: dict[str, socket.socket] = {}
 
-    def ask(self, kind: str, request: dict[str, Any], descriptors: list[int]) -> None:
+    def run_program(self, kind: str, request: dict[str, Any], descriptors: list[int]) -> None:
         """Has a program run.
 
         Args:
@@ -137,7 +137,7 @@ class Forked(subprocess.Popen[Any]):
         pipes = arguments[10:16]
         streams = [number if each == -1 else each for number, each in enumerate((pipes[0], pipes[3], pipes[5]))]
         with self._theirs:
-            _servers.ask(self._kind, self._request, [*streams, self._theirs.fileno()])
+            _servers.run_program(self._kind, self._request, [*streams, self._theirs.fileno()])
         popen: Any = super()
         popen._close_pipe_fds(*pipes)
         reply = self._reply.recv(64)

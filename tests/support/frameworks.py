@@ -71,11 +71,11 @@ def check_incomplete(runs: Runs, stage: str) -> None:
 
 def check_verdict(logged: str, directory: Path) -> None:
     """A log says once where the only run below a directory is, and ends with the verdict on it."""
-    (said,) = re.findall(r"stepscope recorded '\w+': `stepscope report (\S+)` shows it\n  (.*(?:\n  .*)*)", logged)
-    assert said[0] == str(directory)
+    (reported,) = re.findall(r"stepscope recorded '\w+': `stepscope report (\S+)` shows it\n  (.*(?:\n  .*)*)", logged)
+    assert reported[0] == str(directory)
     answer = explain(directory)
     expected = answer.verdict if not answer.findings else answer.findings[0].title
-    assert not answer.refused and said[1].startswith(expected)
+    assert not answer.refused and reported[1].startswith(expected)
 
 
 def fill(disk: Path) -> None:

@@ -61,7 +61,7 @@ class Publisher:
         return (await self.jetstream.publish(self.names.frames, message)).seq
 
 
-async def whole(publisher: Publisher) -> None:
+async def publish_stream(publisher: Publisher) -> None:
     """Publishes a stream with its end."""
     await publisher.begin()
     await publisher.publish(0, 5)

@@ -22,7 +22,7 @@ keras: Any = import_module("keras")
 POINTS, VALUES = np.random.rand(16, 4), np.random.rand(16, 1)
 
 
-def told(callback: StepscopeCallback, made: dict[str, sc.exporters.MemoryExporter]) -> dict[str, Any]:
+def recorded_facts(callback: StepscopeCallback, made: dict[str, sc.exporters.MemoryExporter]) -> dict[str, Any]:
     """The recorded facts, run by run."""
     callback.raise_errors()
     assert callback.profiler is not None
@@ -63,8 +63,8 @@ def main(directory: Path) -> dict[str, Any]:
     return {
         "backend": keras.backend.backend(),
         "torch": "torch" in sys.modules,
-        "first": told(first, runs),
-        "second": told(second, further),
+        "first": recorded_facts(first, runs),
+        "second": recorded_facts(second, further),
     }
 
 

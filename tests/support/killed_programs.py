@@ -50,7 +50,7 @@ class Crash:
         path = self.run / "session"
         path.write_text(json.dumps(json.loads(path.read_text()) | fields))
 
-    def of(self, program: str, *, drain_interval: float = 0.05) -> Crash:
+    def execute(self, program: str, *, drain_interval: float = 0.05) -> Crash:
         """Runs the program after the lines of START."""
         source = START + textwrap.dedent(program)
         command = [sys.executable, "-c", source, str(self.run), str(self.session), str(drain_interval)]

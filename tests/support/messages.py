@@ -169,20 +169,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not config.getoption("update_messages"):
         return
     known = {_function(key) for key in _Running.stored}
-    left_out = [item for item in items if _function(key_of(item.nodeid)) not in known and not _looks(item)]
+    left_out = [item for item in items if _function(key_of(item.nodeid)) not in known and not _has_messages(item)]
     gone = set(left_out)
     items[:] = [item for item in items if item not in gone]
     config.hook.pytest_deselected(items=left_out)
 
 
-def _looks(item: pytest.Item) -> bool:
+def _has_messages(item: pytest.Item) -> bool:
     """True if a test calls one of the two, or a function of its file that is no test does."""
-    names = _looking(item.path)
+    names = _functions_with_messages(item.path)
     return item.name.partition("[")[0] in names or any(not name.startswith("test_") for name in names)
 
 
 @functools.cache
-def _looking(path: Path) -> set[str]:
+def _functions_with_messages(path: Path) -> set[str]:
     return {
         function.name
         for function in ast.walk(ast.parse(path.read_text(encoding="utf-8")))

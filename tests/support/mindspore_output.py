@@ -1,4 +1,4 @@
-"""The output of the front door for MindSpore, read back in tests; and small loops to record."""
+"""The output of `stepscope.mindspore`, read back in tests; and small loops to record."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ def compiled(step_done: Callable[[], object]) -> None:
         step_done()
 
 
-def told(profiler: Any) -> dict[str, Any]:
+def recorded_facts(profiler: Any) -> dict[str, Any]:
     """Facts of a recording, for the test to compare."""
     profiler.raise_errors()
     windows = profiler.windows
@@ -124,7 +124,7 @@ def callback(directory: Path, mode: int) -> dict[str, Any]:
     assert isinstance(monitor, mindspore.train.Callback)
     assert isinstance(monitor, front.DynamicProfilerMonitor)
     train([monitor])
-    return told(monitor.profiler)
+    return recorded_facts(monitor.profiler)
 
 
 class StopAtStep(Callback):  # type: ignore[misc]
@@ -150,7 +150,7 @@ def guide(directory: Path) -> dict[str, Any]:
     mindspore.set_context(mode=mindspore.GRAPH_MODE, device_target="CPU")
     own = StopAtStep(2, 4, directory)
     train([own])
-    return told(own.profiler)
+    return recorded_facts(own.profiler)
 
 
 def loop(directory: Path) -> dict[str, Any]:
@@ -160,7 +160,7 @@ def loop(directory: Path) -> dict[str, Any]:
     plan = front.schedule(wait=1, warmup=1, active=2, repeat=2)
     with front.profile(profile_memory=True, schedule=plan, on_trace_ready=handler) as profiler:
         functional(profiler.step)
-    return told(profiler)
+    return recorded_facts(profiler)
 
 
 def graph(directory: Path) -> dict[str, Any]:
@@ -170,7 +170,7 @@ def graph(directory: Path) -> dict[str, Any]:
     plan = front.schedule(wait=1, warmup=1, active=2, repeat=2, skip_first=2)
     with front.profile(schedule=plan, on_trace_ready=handler) as profiler:
         compiled(profiler.step)
-    return told(profiler)
+    return recorded_facts(profiler)
 
 
 def data(directory: Path) -> dict[str, Any]:
@@ -182,13 +182,13 @@ def data(directory: Path) -> dict[str, Any]:
         profiler.start()
         functional(profiler.step)
         profiler.analyse()
-        found[str(wanted)] = told(profiler)
+        found[str(wanted)] = recorded_facts(profiler)
     idle = front.Profiler(output_path=directory / "idle", start_profile=False, data_process=True)
-    said: queue.SimpleQueue[logging.LogRecord] = queue.SimpleQueue()
-    logging.getLogger("stepscope").addHandler(logging.handlers.QueueHandler(said))
+    records: queue.SimpleQueue[logging.LogRecord] = queue.SimpleQueue()
+    logging.getLogger("stepscope").addHandler(logging.handlers.QueueHandler(records))
     idle.start()
     idle.stop()
-    found["idle"] = [said.get().getMessage() for _ in range(said.qsize())]
+    found["idle"] = [records.get().getMessage() for _ in range(records.qsize())]
     return found
 
 
@@ -290,7 +290,7 @@ def environment(directory: Path) -> dict[str, Any]:
     profiler.analyse()
     child = [sys.executable, "-c", f"import os; print(os.environ.get({VARIABLE!r}, ''), end='')"]
     seen = subprocess.run(child, capture_output=True, text=True, check=True).stdout
-    return {**told(profiler), "seen": [os.environ.get(VARIABLE), seen]}
+    return {**recorded_facts(profiler), "seen": [os.environ.get(VARIABLE), seen]}
 
 
 def contract(_: Path) -> dict[str, Any]:

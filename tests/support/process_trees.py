@@ -64,7 +64,7 @@ class ProcessTree:
         self.errors = ""
         self._program = tmp_path / "program.py"
 
-    def of(self, program: str, *, code: int = 0, timeout: float = 100, **environment: str) -> ProcessTree:
+    def execute(self, program: str, *, code: int = 0, timeout: float = 100, **environment: str) -> ProcessTree:
         """Runs it after the lines of START; `print(json)` is stored. Raises `AssertionError` if it ends otherwise."""
         self._program.write_text(START + textwrap.dedent(program))
         command = [sys.executable, str(self._program), str(self.run)]
@@ -94,8 +94,8 @@ class ProcessTree:
         assert max(ids.values(), default=1) == 1
         return found
 
-    def shown(self) -> Counter[tuple[str, str]]:
-        """The same of the Chrome file, steps left out."""
+    def chrome_spans(self) -> Counter[tuple[str, str]]:
+        """The same of the Chrome file, without steps."""
         events: list[dict[str, Any]] = json.loads((self.run / "trace.json").read_text())
         names = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
         own = next(iter(names))

@@ -52,7 +52,7 @@ class Runner:
         self.begun = 0
         self.ended: list[int] = []
         """The numbers (argument `n`) of the spans whose exit has returned."""
-        self._held: list[tuple[int, sc.span]] = []
+        self._open_spans: list[tuple[int, sc.span]] = []
         self._generators: list[Generator[None]] = []
         self._tasks: list[asyncio.Future[Any]] = []
         self._pool = ThreadPoolExecutor(2)
@@ -64,7 +64,7 @@ class Runner:
             runner.run(self._main(program))
         self._pool.shutdown()
         self._generators.clear()
-        while self._held:
+        while self._open_spans:
             self._leave(0)
 
     async def _main(self, program: list[Program]) -> None:
@@ -86,7 +86,7 @@ class Runner:
         self.ended.append(entered[0])
 
     def _leave(self, which: int) -> None:
-        self._exit(self._held.pop(which % len(self._held)))
+        self._exit(self._open_spans.pop(which % len(self._open_spans)))
 
     def _plain(self, program: list[Program]) -> None:
         for action, inner in program:
@@ -103,8 +103,8 @@ class Runner:
         if action == "mark":
             sc.instant("mark")
         elif action == "enter":
-            self._held.append(self._enter())
-        elif action == "leave" and self._held:
+            self._open_spans.append(self._enter())
+        elif action == "leave" and self._open_spans:
             self._leave(inner)
         elif action == "generator":
             self._generators.append(self._generate(inner))

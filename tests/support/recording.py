@@ -84,7 +84,7 @@ class Log:
         self._unread: list[tuple[Block, bytes]] = []
         self._rows: list[Row] = []
 
-    def take(self) -> int:
+    def drain(self) -> int:
         """Drains the recorder; returns how many events are new."""
         blocks = self._source.drain()[1]
         self._unread += blocks
@@ -135,7 +135,7 @@ def recording() -> Generator[Log]:
     finally:
         log.record(False)
         asyncio_tasks.release()
-        log.take()
+        log.drain()
 
 
 def check_self_times(spans: list[Row]) -> None:
@@ -159,7 +159,7 @@ from stepscope.runtime._core import counter, flow, instant, span
 from stepscope.runtime.events.record import Flag, Kind
 from stepscope.runtime.options import Options
 from tests.support.recording import WANTED_BY, Log, check_self_times, recording
-def tell(value):
+def print_json(value):
     print(json.dumps(value), flush=True)
 recorder = recorders.recorder(Options({options}))
 recorder.want(WANTED_BY, True)
@@ -176,7 +176,7 @@ def run_program(program: str, *, options: str = "", code: int = 0, flags: tuple[
         flags: of the interpreter; warnings are errors unless they say otherwise.
 
     Returns:
-        The values that it passed to `tell()`.
+        The values that it passed to `print_json()`.
     """
     source = PREAMBLE.format(root=str(ROOT), options=options) + textwrap.dedent(program)
     command = [sys.executable, "-P", *STRICT, *flags, "-c", source]

@@ -166,11 +166,11 @@ async def test_runs_that_are_over_make_room(tmp_path: Path) -> None:
         assert in_file(directory / "streams" / last / "journal") == newest
         await poll(lambda: set(collector.streams.all) == set(there))
 
-        def left() -> int:
+        def remaining_events() -> int:
             return sum(in_file(directory / "streams" / name / "journal").total() for name in there)
 
         # A measurement that has evicted something reports it afterwards.
-        await poll(lambda: at_once(collector.streams.totals())[0].discarded == sent - left())
+        await poll(lambda: at_once(collector.streams.totals())[0].discarded == sent - remaining_events())
         assert at_once(collector.streams.totals())[0].events == sent
     view = (again := Collector(settings(directory, limit))).storage
     async with again.serving():

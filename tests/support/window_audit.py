@@ -19,16 +19,16 @@ def audit_ledger(whose: str, ledger: Ledger) -> list[str]:
     for name, source in ledger.sources.items():
         if not source.balanced():
             found.append(f"{whose}, {name}: produced {source.produced:,}, which is not what is accounted for: {source}")
-        found += _whole(f"{whose}, {name}", source.accepted, source.outside, source.superseded, source.dropped)
+        found += _below_zero(f"{whose}, {name}", source.accepted, source.outside, source.superseded, source.dropped)
     for name, output in ledger.outputs.items():
         if output.offered != output.exported + sum(output.dropped.values()) + output.in_flight:
             found.append(f"{whose} at {name}: offered {output.offered:,}, which is not what is accounted for: {output}")
-        found += _whole(f"{whose} at {name}", output.exported, output.in_flight, 0, output.dropped)
+        found += _below_zero(f"{whose} at {name}", output.exported, output.in_flight, 0, output.dropped)
     offers = sorted({output.offered for output in ledger.outputs.values()})
     if len(offers) > 1:
         found.append(f"{whose}: exporters were offered different numbers of events, {offers}")
     return found
 
 
-def _whole(what: str, first: int, second: int, third: int, dropped: Mapping[str, int]) -> list[str]:
+def _below_zero(what: str, first: int, second: int, third: int, dropped: Mapping[str, int]) -> list[str]:
     return [f"{what}: an account is below zero"] if min(first, second, third, *dropped.values(), 0) < 0 else []

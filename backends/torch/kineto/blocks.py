@@ -36,7 +36,7 @@ class KinetoTracks:
         self._processes: dict[int, int] = {}
 
     def describe(self, event: KinetoEvent) -> None:
-        """Takes a metadata event."""
+        """Reads a metadata event."""
         if event.name == "thread_name":
             self._names[event.pid, event.tid] = str(arguments(event).get("name", "")).strip()
         elif event.name == "process_name":

@@ -51,7 +51,7 @@ class KinetoEvent(msgspec.Struct, frozen=True, gc=False):
     pid: int | str = 0
     tid: int | str = 0
     ts: int | float = 0.0
-    """µs since `base_ns`."""
+    """Time in µs since `base_ns`."""
     dur: int | float = 0.0
     id: int | str = 0
     args: msgspec.Raw = _NO_ARGS
@@ -141,7 +141,7 @@ class KinetoFile:
         return gzip.open(self.path) if compressed else self.path.open("rb")
 
     def _read(self, file: io.BufferedIOBase) -> bytes:
-        """A slice, or what there is of it before the end, or before the place from which on nothing can be unpacked."""
+        """Reads a slice, or less at the end, or before the place at which unpacking fails."""
         pieces: list[bytes] = []
         size = 0
         while size < self._slice_bytes and not self.problem:
@@ -161,7 +161,7 @@ class KinetoFile:
         return b"".join(pieces)
 
     def _begin(self, file: io.BufferedIOBase) -> bytes:
-        """Reads the head; returns what was read of the events with it."""
+        """Reads the head. Returns the part of the events that was read with it."""
         text = self._read(file)
         if not text.lstrip().startswith(b"{"):
             if self.problem:
@@ -197,7 +197,7 @@ class KinetoFile:
         self.base_ns = base
 
     def _between_breaks(self, text: bytes, read: Callable[[], bytes]) -> Iterator[list[KinetoEvent]]:
-        """The events of a file that is laid out as kineto does it, from the first one on."""
+        """Yields the events of a file in kineto's own layout, from the first one on."""
         while True:
             end = text.rfind(_BETWEEN)
             if end >= 0:
@@ -239,7 +239,7 @@ class KinetoFile:
         return events
 
     def _any_layout(self, text: bytes, read: Callable[[], bytes]) -> Iterator[list[KinetoEvent]]:
-        """Events of JSON that any program may have written: each is looked for the end of."""
+        """Yields the events of JSON in any layout: it searches for the end of each event."""
         while True:
             # One character for each byte: where JSON has its structure, there is nothing but ASCII.
             shown = text.decode("latin-1")
@@ -276,7 +276,7 @@ class KinetoFile:
 
 
 def _text(data: bytes) -> bytes:
-    """UTF-8, whatever else there was."""
+    """Decodes UTF-8, and replaces other bytes."""
     return data.decode(errors="replace").encode()
 
 

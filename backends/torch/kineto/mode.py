@@ -35,7 +35,7 @@ class KinetoMode:
         self._detail = FULL
         self._chosen: dict[str, bool] = {}
         self.wants = settings
-        """The settings of torch's profiler now."""
+        """The current settings of torch's profiler."""
 
     @property
     def recording(self) -> bool:
@@ -43,11 +43,11 @@ class KinetoMode:
         return self._recording and not self.gaps.open
 
     def set_detail(self, detail: Detail) -> None:
-        """For windows that are prepared from now on: with operators or without."""
+        """Records operators or not, in windows that are prepared from now on."""
         self._detail = detail
 
     def choose(self, chosen: Mapping[str, bool]) -> None:
-        """For windows that are prepared from now on: with these in place of what the settings say."""
+        """Replaces the settings for windows that are prepared from now on."""
         self._chosen = dict(chosen)
 
     def transition(self, before: ProfilerAction, after: ProfilerAction, at: int) -> None:

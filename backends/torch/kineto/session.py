@@ -27,11 +27,11 @@ ELSEWHERE = "another profiler of this process records with kineto on another thr
 ROBBED = "the program's own torch profiler recorded on another thread, and a process has one recording of kineto"
 LOST = "somebody else ended our recording, or took torch's profiler from it"
 _SLACK_NS = 1_000_000
-"""By how much the begin of a recording may lie outside of the call that began it: some versions of torch round it."""
+"""ns by which the begin of a recording may lie outside of the call that began it: some versions of torch round it."""
 
 
 class KinetoSession:
-    """The recording and who shares it.
+    """The recording and the modes that share it.
 
     Two recordings at once crash kineto. So a second profiler on the same thread joins the first: the recording is
     broken off where one leaves, or wants more than is recorded, and begun again for those that stay; each gets each
@@ -182,7 +182,7 @@ class KinetoSession:
         return self._recording and self._thread == get_ident()
 
     def reoccupy(self) -> None:
-        """Goes on for those that wait."""
+        """Continues for the modes that wait."""
         if os.getpid() != self._pid:
             return
         with self._lock:
@@ -208,7 +208,7 @@ class KinetoSession:
         self._thread = get_ident() if used else 0
 
     def _occupied(self) -> str:
-        """Why torch's slot, or kineto, cannot be had now; empty if it can."""
+        """The reason why torch's slot, or kineto, cannot be used now; empty if it can."""
         if not self.free() or slot.kineto_in_use:
             return PROGRAM
         for occupant in slot.occupants:
@@ -238,7 +238,7 @@ class KinetoSession:
         return union
 
     def _make(self, wants: TorchSettings) -> str:
-        """Warms up."""
+        """Makes torch's profiler, and warms it up."""
         torch: Any = import_module("torch")
         profiler: Any = import_module("torch.autograd.profiler")
         arguments: dict[str, Any] = {"activity_filters": wants.filters} if wants.filters else {}
@@ -307,7 +307,7 @@ class KinetoSession:
             self._lack(clock.now(), problem)
 
     def _lack(self, at: int, why: str) -> None:
-        """From this time on nobody's recording goes on."""
+        """Begins a gap in every mode: from this time no recording goes on."""
         for mode in self._modes:
             mode.gaps.begin(at, why)
 
@@ -362,7 +362,7 @@ slot.occupants.append(session)
 
 
 def _find_device(wants: TorchSettings) -> str | None:
-    """The accelerator that is there and asked for, as torch names it."""
+    """The requested accelerator that exists here, as torch names it."""
     requested = (name for name in DEVICES if not wants.activities or name in wants.activities)
     return next((name.lower() for name in requested if device_is_there(name)), None)
 

@@ -56,7 +56,7 @@ _SOMEWHERE = -1
 
 
 class Occupant(Protocol):
-    """A part of ours that uses the slot."""
+    """A part of stepscope that uses the slot."""
 
     def vacate(self, kineto: bool) -> None:
         """Leaves the slot of the calling thread. With `kineto` the program needs kineto itself, on whatever thread."""
@@ -122,11 +122,11 @@ class TorchSlot:
         self._lock = locks.reentrant()
         self._users = 0
         self._undo: list[Callable[[], None]] = []
-        """Restore what is replaced of torch."""
+        """Functions that restore the replaced ones of torch."""
         self._kineto: set[int] = set()
         """Threads on which the program has prepared or started kineto."""
         self._changes = Counter[int]()
-        """How often a profiler began or ended on each thread."""
+        """Number of profilers that began or ended on each thread."""
         self._changes_at_watch = Counter[int]()
         self._regions: dict[int, tuple[int, int] | None] = {}
         """By the id of torch's record of each open region: the thread it began on and that thread's number of changes
@@ -187,7 +187,7 @@ class TorchSlot:
 
     @contextmanager
     def ours(self) -> Generator[None]:
-        """Calls of torch inside are our own."""
+        """A block whose calls of torch are our own."""
         self._calls.ours += 1
         try:
             yield
@@ -216,13 +216,13 @@ class TorchSlot:
             return frozenset(number for thread, number in self._emitting.items() if thread in alive)
 
     def change(self) -> None:
-        """A recording of kineto begins or has ended on the calling thread."""
+        """Notes that a recording of kineto begins or has ended on the calling thread."""
         with self._lock:
             self._changes[get_ident()] += 1
         self._calls.in_operator = in_operator()
 
     def set_all_threads(self, on: bool) -> None:
-        """A recording of every thread begins or has ended."""
+        """Notes that a recording of every thread begins or has ended."""
         if on or self.all_threads:
             self.all_threads = on
             self._changes[_SOMEWHERE] += 1

@@ -100,7 +100,7 @@ def _address(result: Any) -> int | None:
 
 
 def _loaded(library: str) -> tuple[Path, ctypes.CDLL]:
-    """One of torch's libraries. Raises `OSError` if it is not loaded."""
+    """Opens one of torch's libraries, without loading it. Raises `OSError` if it is not loaded."""
     torch: Any = import_module("torch")
     path = Path(torch.__file__).parent / "lib" / library
     return path, ctypes.CDLL(str(path), mode=os.RTLD_NOLOAD | os.RTLD_LAZY)

@@ -53,7 +53,7 @@ class SharedResult:
         return self._result
 
     def add_user(self) -> None:
-        """One more will call `release`."""
+        """Adds a user, who will call `release`."""
         with self._counting:
             self._users += 1
 
@@ -84,7 +84,7 @@ class SharedResult:
         return {event.correlation_id(): flops for event in self._result.events() if (flops := event.flops())}
 
     def release(self) -> None:
-        """One user less."""
+        """Removes a user; the last one frees the result."""
         with self._counting:
             self._users -= 1
             if self._users:
@@ -118,11 +118,11 @@ class FinishedTrace(msgspec.Struct, frozen=True):
     """Both clocks, read while it was recorded."""
     flops: bool
     since: int
-    """When it began, in ns of our clock."""
+    """Begin, in ns of our clock."""
     left_out: frozenset[tuple[int, str]]
     """Categories of events, by the system's numbers of their threads, that are not converted."""
     name: str = "torch's recording"
-    """Its name in messages."""
+    """The trace's name in messages."""
 
 
 Keeper = Callable[[FinishedTrace], None]
@@ -144,7 +144,7 @@ class KinetoWorker:
         self.problems: Counter[str] = Counter()
         """Failures and their counts."""
         self.clock_error_ns = 0
-        """How far the times of any trace may be off."""
+        """The largest error of the times of a trace."""
 
     def put(self, item: FinishedTrace | int) -> None:
         """Takes a trace, or a time to which the watermark may go once the traces before it are delivered."""
@@ -349,7 +349,7 @@ class ChromeFilesBackend:
         self._open = False
         self._anchor = ClockAnchor(0, 0, 0)
         self._since = 0
-        """When the latest file came, or when it was opened."""
+        """Time at which the latest file came, or at which it was opened."""
         self._files = 0
 
     def open(self, sink: Sink) -> None:

@@ -44,7 +44,7 @@ PRODUCTS = "ASCEND_PROFILER_OUTPUT"
 
 
 class AnalysisRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """How a window is analysed."""
+    """Options for the analysis of a window."""
 
     options: ProfilerOptions
     target: DeviceTarget
@@ -52,7 +52,7 @@ class AnalysisRequest(msgspec.Struct, frozen=True, kw_only=True):
     steps: tuple[int, ...] | None = None
     """Only these steps, which need not be consecutive; `None` for all."""
     foreign: bool = False
-    """Whether `stepscope.mindspore` did not record it, so that nobody wrote its layout."""
+    """Whether another profiler than `stepscope.mindspore` recorded it, so that its layout was not written."""
     fastest: Mapping[Key, int] = {}
     """ns of each collective on the rank that was in it for the shortest time, if other ranks are analysed with this one."""
 
@@ -63,7 +63,7 @@ class ProductStatus(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     files: tuple[Path, ...] = ()
     problem: str = ""
-    """Why there is none; empty where all is well, also if the window had nothing for it."""
+    """The reason why it was not made; empty if it was, or if the window has no data for it."""
 
 
 class WindowAnalysis(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,14 +73,14 @@ class WindowAnalysis(msgspec.Struct, frozen=True, kw_only=True):
     """Directory of the products."""
     window: int
     steps: tuple[int, ...]
-    """Those that were analysed."""
+    """Steps that were analysed."""
     recorded: tuple[int, ...] = ()
-    """Those that the window has."""
+    """Steps of the window."""
     products: tuple[ProductStatus, ...]
     dropped: int = 0
     """Events that the size limit excluded from the timeline."""
     lacking: str = ""
-    """Says which part of the window the journal lacks, and with it the products; empty if it lacks nothing."""
+    """The part of the window that the journal, and so the products, lack; empty if nothing is missing."""
 
     @property
     def complete(self) -> bool:
@@ -105,7 +105,7 @@ class Analysis(msgspec.Struct, frozen=True):
     rejected: tuple[str, ...] = ()
     """Directories and windows that were passed over, and steps that were not recorded: one sentence for each, with the reason."""
     unreadable: tuple[str, ...] = ()
-    """Those of them that are of windows or directories that could not be read or written."""
+    """The sentences about windows or directories that could not be read or written."""
     notes: tuple[str, ...] = ()
     """Sentences: facts that the products lack, and why."""
 
@@ -118,8 +118,8 @@ class Analysis(msgspec.Struct, frozen=True):
         failed: Iterable[str] = (),
         notes: Iterable[str] = (),
     ) -> Analysis:
-        """An analysis of windows, or of `steps` in them. The log has a line for each note, and for each reason why something was
-        left out."""
+        """Collects the results of windows, or of `steps` in them. Logs each note, and each reason why something was left
+        out."""
         done, failures = tuple(windows), tuple(failed)
         missing = _not_recorded(steps, (step for window in done for step in window.recorded))
         reasons = (*rejected, *failures, *([missing] if missing else []))
@@ -316,7 +316,7 @@ class _Maker:
                 self.status.append(ProductStatus(name=stage.name, problem=problem))
 
     async def _abandon(self, stage: Product) -> str:
-        """Closes what a product has open; returns what went wrong."""
+        """Closes the files of a product. Returns the error, if that fails."""
         try:
             await stage.abandon()
         except Exception as error:

@@ -20,13 +20,13 @@ T = TypeVar("T")
 log = logging.getLogger("stepscope")
 
 EXIT_SECONDS: Final = 60.0
-"""How long the interpreter's exit waits for analyses at most; raw data of what is left are kept."""
+"""Seconds for which the interpreter's exit waits for analyses; the raw data of the others are kept."""
 
 analysis_thread: Final = JobThread("stepscope analysis")
 
 
 def analyse_later(job: Callable[[], T]) -> Future[T]:
-    """Has a job done; what it raises is in the future, and in the log."""
+    """Queues a job. Its exception is in the future, and in the log."""
 
     def logged() -> T:
         try:

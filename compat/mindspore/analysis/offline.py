@@ -1,4 +1,4 @@
-"""Offline analysis: finds what was recorded below a path, recovers what a crash left, and makes the products."""
+"""Offline analysis: finds recordings below a path, recovers those of crashed processes, and makes the products."""
 
 from __future__ import annotations
 
@@ -56,10 +56,10 @@ log = logging.getLogger("stepscope")
 EVERYTHING = ProfilerOptions(
     profile_communication=True, data_process=True, profile_memory=True, profile_framework="all", with_stack=True
 )
-"""The options of a run that `stepscope.mindspore` did not record: every product that it has data for."""
+"""Options for a run that `stepscope.mindspore` did not record: all products for which it has data."""
 
 DEPTH = 6
-"""Levels of directories below a path that are looked at."""
+"""Levels of directories below a path that are searched."""
 
 
 class WindowInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -136,7 +136,7 @@ def _below(path: Path, unreadable: list[str], depth: int = DEPTH) -> Iterator[tu
 
 
 def _modified(path: Path) -> int:
-    """When a directory was changed last, ns; one that is gone or cannot be asked comes last."""
+    """Time of a directory's last change, in ns; 0 if it is gone or cannot be read."""
     try:
         return path.stat().st_mtime_ns
     except OSError:
@@ -160,7 +160,7 @@ def _raw_directories(places: Mapping[Path, frozenset[str]]) -> list[Path]:
 
 
 def _without_raw(places: Mapping[Path, frozenset[str]]) -> list[str]:
-    """Windows whose raw data are not there any more, and why."""
+    """Windows whose raw data were deleted, with the reasons."""
     return [
         f"{place}: its raw data were deleted when its products were complete (data_simplification)"
         for place, names in places.items()
@@ -189,7 +189,7 @@ class _Content(msgspec.Struct, frozen=True, kw_only=True):
     """The content of a journal, without its events."""
 
     windows: dict[int, Window | None]
-    """By index; `None` for those that were not closed."""
+    """Windows by index; `None` for windows that were not closed."""
     rank: int | None
     world_size: int
     """1 if the journal does not have it."""

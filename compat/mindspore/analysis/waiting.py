@@ -1,4 +1,4 @@
-"""How long the ranks of a job wait for each other in collectives, over all recordings of each rank."""
+"""Computes how long the ranks of a job wait for each other in collectives, over all recordings of each rank."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class RankCollectives(NamedTuple):
 
     rank: int
     began_ns: int
-    """Unix time; a rank's recordings have the order of these."""
+    """Unix time at which it began; a rank's recordings are sorted by it."""
     table: CollectiveTable
 
 

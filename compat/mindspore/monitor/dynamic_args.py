@@ -1,4 +1,4 @@
-"""`DynamicProfilerArgs`: what the file of `DynamicProfilerMonitor` holds."""
+"""`DynamicProfilerArgs`: the content of the file of `DynamicProfilerMonitor`."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ DEFAULT_FILE: Final[Mapping[str, Any]] = {
     "sys_io": False,
     "sys_interconnection": False,
 }
-"""The file that is made where there is none: fields, order and values are those of MindSpore 2.10."""
+"""The file that is made if none exists: fields, order and values are those of MindSpore 2.10."""
 
 _FURTHER = frozenset(ProfilerOptions.__struct_fields__) - set(FIELDS) - {"start_profile", "output_path"}
 _OWN = ("run_id", "command", "steps", "ranks", "prof_path", "analyse", "aic_metrics", "overlap")
@@ -105,7 +105,8 @@ UNSET_PATH: Final = "./"
 
 
 _BLOCK: Final = struct.Struct("<4sHHII")
-"""Begins a block: what it is, its version, flags, and the length and CRC-32 of the JSON behind, so that a torn one is noticed."""
+"""Head of a block: its kind, version and flags, and length and CRC-32 of the JSON that follows, by which a torn one is
+found."""
 _KIND: Final = b"SSDA", 1
 
 
@@ -172,7 +173,7 @@ class DynamicProfilerArgs:
         self.is_valid: bool = self._read("is_valid", is_valid, False)
         self.run_id: str = str(self._read("run_id", further.pop("run_id", ""), ""))
         self.command: str = self._read("command", further.pop("command", ""), "")
-        """The request to the window that runs."""
+        """The command to the open window."""
         self.prof_path: str = self._read("prof_path", further.pop("prof_path", UNSET_PATH), UNSET_PATH)
         """Directory below which windows go; `UNSET_PATH`: that of the monitor."""
         self._analyse: bool | None = (
@@ -181,9 +182,9 @@ class DynamicProfilerArgs:
         if self._analyse is False and self._mode != -1:
             self._warn(f"analyse is False, so analyse_mode {self._mode} makes no products; did you mean analyse true?")
         self.steps: int = self._read("steps", further.pop("steps", 0), 0)
-        """How many steps are recorded; 0: `stop_step` says where they end."""
+        """Number of recorded steps; 0: `stop_step` is the last one."""
         self.ranks: tuple[int, ...] | None = self._read("ranks", further.pop("ranks", None), ())
-        """Those that record; `None` for all, none if it could not be read."""
+        """Ranks that record; `None`: all; empty if the field could not be read."""
         self.overlap: Literal["refuse", "queue"] = self._read("overlap", further.pop("overlap", "refuse"), "refuse")
         """The rule for a window that overlaps another one."""
         self._further = self._read_further(further)
@@ -242,7 +243,7 @@ class DynamicProfilerArgs:
 
     @property
     def args(self) -> dict[str, Any]:
-        """The options for `Profiler`, without those that are left to it; asking changes nothing."""
+        """The options for `Profiler`, without those whose default applies. Reading them changes nothing."""
         level = {} if self._level is None else {"profiler_level": self._level}
         # MindSpore writes its default into every file, so that names what nobody may have asked for.
         named = {} if self._activities == ACTIVITIES[0] else {"activities": list(self._activities)}

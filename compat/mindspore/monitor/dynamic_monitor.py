@@ -1,4 +1,4 @@
-"""`DynamicProfilerMonitor`: windows that a file asks for while training runs."""
+"""`DynamicProfilerMonitor`: records windows that a file requests while training runs."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Late = Literal["refuse", "clip"]
 
 
 class MonitorFile:
-    """The content of a file, as a request for a window or for another end of one; 1 is the first step."""
+    """The content of a file, as a request for a window or for a change of its end. The first step is 1."""
 
     def __init__(self, config: DynamicProfilerArgs, late: Late, granularity: int) -> None:
         """Args: the fields of the file; see `DynamicProfilerMonitor` for the others."""
@@ -187,7 +187,7 @@ class DynamicProfilerMonitor:
         """Number of the last step that has ended."""
         self._errors_to_raise: deque[str] = deque()
         self._early = False
-        """Whether the window was begun where this was made, before it was known that this is a callback."""
+        """Whether the window was begun in the constructor, before it was known that this object is a callback."""
         # The loop's first step goes on already, unless `step()` is called at its begin. MindSpore calls a callback for
         # it, so rank 0 has until then to plan a window that begins with it.
         goes_on = step_position == "end" and not (several and issubclass(type(self), _callback_class() or ()))
@@ -220,7 +220,7 @@ class DynamicProfilerMonitor:
 
     @property
     def config(self) -> DynamicProfilerArgs | None:
-        """The latest configuration that could be read and is followed."""
+        """The latest valid configuration."""
         found = self._control.followed
         return found.config if isinstance(found, MonitorFile) else None
 
@@ -232,7 +232,7 @@ class DynamicProfilerMonitor:
     # the callback
 
     def step_begin(self, run_context: Any) -> None:
-        """A step begins, whose number, 1 for the first, is `cur_step_num` of the context's original arguments."""
+        """Begins a step. Its number, 1 for the first, is `cur_step_num` of the context's original arguments."""
         self._recorder.end_wait()
         step = int(run_context.original_args().cur_step_num)
         self._recorder.steps_per_call = self._group
@@ -243,20 +243,20 @@ class DynamicProfilerMonitor:
         self._begin_step(self._ended + 1 if 0 < self._ended < step else first)
 
     def step_end(self, run_context: Any) -> None:
-        """A step has ended."""
+        """Ends a step."""
         self._end_step(int(run_context.original_args().cur_step_num))
         self._recorder.begin_wait()
 
     def on_train_step_begin(self, run_context: Any) -> None:
-        """As `step_begin`, by the name that MindSpore calls."""
+        """Calls `step_begin`; MindSpore calls it by this name."""
         self.step_begin(run_context)
 
     def on_train_step_end(self, run_context: Any) -> None:
-        """As `step_end`, by the name that MindSpore calls."""
+        """Calls `step_end`; MindSpore calls it by this name."""
         self.step_end(run_context)
 
     def on_train_end(self, run_context: Any = None) -> None:
-        """Training has ended: a window that runs ends, and the file is not watched any more."""
+        """Training has ended: closes the open window, and stops watching the file."""
         self.close()
 
     # the other form
@@ -281,11 +281,12 @@ class DynamicProfilerMonitor:
             raise RuntimeError(f"{self.config_path}: {'; '.join(errors)}")
 
     def close(self) -> None:
-        """Ends what runs, which is analysed as far as it came, and stops watching. Closing twice changes nothing."""
+        """Ends the open window, which is analysed as far as it was recorded, and stops watching. Closing twice changes
+        nothing."""
         self._close("training ended")
 
     def terminate(self) -> None:
-        """As `close()`, for a process that is about to end: products are made in the background."""
+        """Closes like `close()` in a process that is about to end: products are made in the background."""
         self._recorder.analyse_in_background()
         self._close("the process was terminated")
 
@@ -305,13 +306,13 @@ class DynamicProfilerMonitor:
         return config
 
     def _refused(self, answer: str) -> None:
-        """A request was refused; on the control thread, or where this is made."""
+        """Reports a refused request; called on the control thread, or by the constructor."""
         log.error("[Dynamic Profiler] rank %d: %s", self.rank, answer)
         if self._strict:
             self._errors_to_raise.append(answer)
 
     def _begin_step(self, step: int) -> bool:
-        """Begins a window if one has to begin with this step; whether one did."""
+        """Begins a window if one has to begin with this step. Returns whether it did."""
         window = self._windows.begin(step)
         return window is not None and self._begin(window)
 
@@ -345,7 +346,7 @@ _classes: dict[type, type] = {}
 
 
 def _as_callback(kind: type[Any]) -> type[Any]:
-    """The class, which is also a callback of MindSpore if that is imported: it calls nothing else."""
+    """Makes the class a callback of MindSpore as well, if that is imported; its constructor calls nothing else."""
     base = _callback_class()
     if base is None or issubclass(kind, base):
         return kind

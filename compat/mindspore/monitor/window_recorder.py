@@ -17,8 +17,8 @@ log = logging.getLogger("stepscope")
 
 
 class WindowRecorder:
-    """Those of one rank, one after the other: each is a capture of one profiler, with the options that the file had. Nothing raises:
-    training goes on without a window."""
+    """Records the windows of one rank, one after the other. Each is a capture of one profiler, with the options in the file.
+    Nothing raises: training goes on without a window."""
 
     def __init__(self, rank: int, output_path: Path) -> None:
         """Args: of this process; where windows go unless a configuration says."""
@@ -27,18 +27,18 @@ class WindowRecorder:
         """Steps of training for each step of the trace."""
         self._rank, self._output_path = rank, output_path
         self._capture: Capture | None = None
-        """The window that runs."""
+        """The open window."""
         self._mode: str | None = None
         self._into = output_path
         self._waiting: _core.span | None = None
 
     @property
     def recording(self) -> bool:
-        """True if a window runs."""
+        """Whether a window is open."""
         return self._capture is not None
 
     def begin(self, window: ArmedWindow, config: DynamicProfilerArgs) -> bool:
-        """Begins a window; whether it could."""
+        """Begins a window. Returns whether it could."""
         first, last = window.first, window.last
         self._into = self._output_path if config.prof_path == UNSET_PATH else Path(config.prof_path)
         try:
@@ -106,7 +106,7 @@ class WindowRecorder:
         return self._into / recorded_name(self._rank, window.first, window.last, window.request.run_id)
 
     def _mark(self, event: str, window: ArmedWindow) -> None:
-        """In the trace, in the step that goes on."""
+        """Marks the trace, in the current step."""
         _core.instant(f"dynamic profiler: {event}", category="stepscope", first=window.first, last=window.last)
 
     def _log(self, event: str, window: ArmedWindow, text: str) -> None:

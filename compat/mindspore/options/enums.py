@@ -14,7 +14,7 @@ from stepscope.runtime.settings.validation import did_you_mean
 
 
 class ProfilerLevel(Enum):
-    """How much is recorded; each level holds what is in those before it."""
+    """The amount that is recorded; each level includes the ones before it."""
 
     LevelNone = "LevelNone"
     """Steps, and what the program marks itself."""

@@ -51,7 +51,7 @@ class ProfilerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     profiler_level: ProfilerLevel | None = None
     """Sets what a level stands for; `None`: the other options say."""
     activities: tuple[ProfilerActivity, ...] | None = None
-    """`None`: MindSpore's default, which is the host, and the NPU where there is one."""
+    """Observed devices; `None`: MindSpore's default, the host, and the NPU if there is one."""
     op_time: bool = True
     """Record operators. `profile_memory` and the like need it."""
     profile_communication: bool = False
@@ -110,7 +110,7 @@ class ProfilerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     @property
     def observed(self) -> tuple[ProfilerActivity, ...]:
-        """The activities that are wanted, whether they were named or not."""
+        """The wanted activities, named or not."""
         return ACTIVITIES[0] if self.activities is None else self.activities
 
     @property
@@ -121,12 +121,12 @@ class ProfilerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     @property
     def shapes(self) -> bool:
-        """True if shapes of operators' inputs are."""
+        """Whether shapes of operators' inputs are wanted."""
         return self.operators and (self.record_shapes or self._reaches(ProfilerLevel.Level1))
 
     @property
     def memory(self) -> bool:
-        """True if the memory of the process is."""
+        """Whether the memory of the process is wanted."""
         return self.profile_memory or self.profile_framework == "all" or self._reaches(ProfilerLevel.Level1)
 
     @property
@@ -136,7 +136,7 @@ class ProfilerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     @property
     def stacks(self) -> bool:
-        """True if stacks of Python functions are."""
+        """Whether stacks of Python functions are wanted."""
         return self.with_stack or self._reaches(ProfilerLevel.Level2)
 
     def _reaches(self, level: ProfilerLevel) -> bool:
@@ -148,7 +148,7 @@ _NO_REQUEST = frozenset(
     "output_path profiler_level activities start_profile sync_enable timeline_limit export_type overhead_budget peak_flops "
     "ascend_names data_simplification analyse_only rank_id mstx_domain_include mstx_domain_exclude".split()
 )
-"""Options that say how and where, not what."""
+"""Options that request no data."""
 
 
 def read_options(arguments: Mapping[str, Any], who: str, *, metrics: Mapping[int, AicoreMetrics] | None = None) -> Any:

@@ -54,7 +54,7 @@ schedule = Schedule
 
 
 class TraceHandler:
-    """Says where the products of each window go, and who waits for them. Calling it makes another one.
+    """Chooses the directory of each window's products, and who waits for them. Calling it makes another one.
 
     A handler belongs to the profiler that it is given to; MindSpore keeps the directory for the process.
 
@@ -99,7 +99,7 @@ class TraceHandler:
         analyse_flag: bool = True,
         async_mode: bool = False,
     ) -> TraceHandler:
-        """A handler with these arguments, see the class."""
+        """Makes another handler with these arguments, see the class."""
         return TraceHandler(dir_name, worker_name, analyse_flag, async_mode)
 
 

@@ -31,19 +31,19 @@ class Product:
     """One or more files that are made of a window while its events go by."""
 
     name: str
-    """Of the product, in the table of what became of each."""
+    """Name of the product, in the table of results."""
     run: Run
-    """There from `open` on."""
+    """The run; set by `open`."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
 
     async def open(self, run: Run) -> None:
-        """Is called before any event."""
+        """Begins; called before any event."""
         self.run = run
 
     async def add(self, batch: EventBatch) -> None:
-        """Takes events of the window."""
+        """Adds events of the window."""
 
     async def finish(self, window: Window) -> tuple[Path, ...]:
         """Writes the files and returns them, none if the window has nothing for them."""
@@ -67,7 +67,7 @@ def spans(events: Block) -> Block:
 
 
 def in_categories(events: Block, categories: Iterable[str]) -> NDArray[np.bool_]:
-    """Which of the events have one of the categories."""
+    """Marks the events that have one of the categories."""
     return np.isin(events["category"], [strings.category(name) for name in categories])
 
 

@@ -111,7 +111,7 @@ class Communication(Product):
 
 
 TRANSPORT = "ALL"
-"""In place of MindSpore's kinds of links: by which of them the bytes passed is not known on the host."""
+"""The kind of link in tables: the host does not know by which link the bytes passed."""
 
 
 def _bandwidth(size: int, transit: int) -> dict[str, float]:

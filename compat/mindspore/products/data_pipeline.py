@@ -134,7 +134,7 @@ class DataPipelineFiles(Product):
         self._builder = PipelineBuilder()
         self._times: defaultdict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0])
         self._readings: defaultdict[str, list[tuple[int, float]]] = defaultdict(list)
-        """Of the counters that show how busy the processors are."""
+        """Readings of the counters that show how busy the processors are."""
         self._stages = SpanChoice(_stage_of, np.uint8)
 
     async def add(self, batch: EventBatch) -> None:

@@ -34,7 +34,7 @@ class Flops(Product):
         super().__init__(directory)
         self.table = FlopsTable()
         self.steps: list[tuple[int, int, int]] = []
-        """Number, operations and ns of each step; there when the window was finished."""
+        """Number, operations and ns of each step; set when the window is finished."""
         self.peak = peak
         self._rank = rank
 
@@ -78,7 +78,7 @@ class Flops(Product):
         return write_text(self.directory / name, "".join(f"{', '.join(row)}\n" for row in (head, *rows)))
 
     def _share(self, flops: int, ns: int) -> str:
-        """In percent; empty where it is not known."""
+        """The share in percent; empty if it is not known."""
         share = utilization_of(flops, ns, self.peak)
         return "" if share is None else f"{100 * share:.6g}"
 

@@ -1,4 +1,4 @@
-"""Memory: over time, step by step, and by which part of the program the peak was allocated."""
+"""Memory over time, by step, and by the part of the program that allocated the peak."""
 
 from __future__ import annotations
 

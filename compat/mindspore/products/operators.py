@@ -1,4 +1,4 @@
-"""Operators: how often each ran, with what shapes, and how long; as a table, as files and as answers to questions."""
+"""Operators: their runs, shapes and times, as a table, as files and as answers to questions."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ class OperatorRow(msgspec.Struct, frozen=True, kw_only=True):
     """The runs of one operator with inputs of the same shapes."""
 
     name: str
-    """With its scope, as in `Default/fc-Dense/MatMul-op1`."""
+    """Name with its scope, as in `Default/fc-Dense/MatMul-op1`."""
     category: str
     device: int | None
     """Number of the device; `None` for operators of the host."""
     shapes: str
-    """Of the inputs; empty where they are not known."""
+    """Shapes of the inputs; empty if they are not known."""
     count: int
     total_ns: int
 
@@ -53,7 +53,7 @@ class OperatorRow(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def type(self) -> str:
-        """Its kind: the name without scope and number."""
+        """The operator's kind: its name without scope and number."""
         head, dash, number = self.short.rpartition("-op")
         return head if dash and head and number.isdigit() else self.short
 
@@ -78,7 +78,7 @@ class OperatorTable:
         self._devices: dict[int, int] = {}
 
     def add(self, batch: EventBatch) -> None:
-        """Takes the spans of a batch."""
+        """Adds the spans of a batch."""
         events = spans(batch.events)
         if not len(events):
             return
@@ -96,7 +96,7 @@ class OperatorTable:
             sums[1] += total
 
     def merge(self, other: OperatorTable) -> None:
-        """Adds what another table holds."""
+        """Adds the rows of another table."""
         texts = list(other._shapes)
         for (name, category, device, shapes), (count, total) in other._sums.items():
             number = self._shapes.setdefault(texts[shapes], len(self._shapes))

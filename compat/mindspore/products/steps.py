@@ -170,7 +170,7 @@ each phase is, in percent."""
 NOT_NAMED = ("loader", "preprocess")
 """Categories of spans of the preparation of data, which name no phase of the loop."""
 OPERATOR_ROWS = "MindSpore operators"
-"""How the names of the rows begin on which the operators of MindSpore are."""
+"""Prefixes of the names of the rows with MindSpore's operators."""
 
 
 class StepPhases(Product):

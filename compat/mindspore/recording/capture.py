@@ -1,4 +1,4 @@
-"""A capture: one recording from start to stop, with its directories and windows, and what another one will cost."""
+"""A capture: one recording from start to stop, with its directories and windows, and an estimate of another one's cost."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ MOST_TABLES = 256
 """Windows of a capture whose tables of operators stay in memory; those of earlier ones need raw data."""
 
 CLOSE_SECONDS = 30.0
-"""How long the end of a capture waits at most until the recorded events are on disk."""
+"""Seconds for which the end of a capture waits until the recorded events are on disk."""
 
 
 EVENT_BYTES: Final = 8
@@ -80,7 +80,7 @@ class RecordingCost(NamedTuple):
     cost_ns: int
     """Time of the program's threads and processor time in the background."""
     recorded_ns: int
-    """How long it was."""
+    """Duration of the recording."""
 
 
 class CostEstimate(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,9 +89,9 @@ class CostEstimate(msgspec.Struct, frozen=True, kw_only=True):
     steps: int = 0
     """Steps that it is based on; 0 if nothing was recorded yet."""
     bytes_per_step: float = 0.0
-    """Of raw data, which are deleted when the products are complete (`data_simplification`)."""
+    """Size of the raw data, which are deleted when the products are complete (`data_simplification`)."""
     ns_per_step: float = 0.0
-    """Of the program's threads and of the background's processor time together."""
+    """Time of the program's threads and processor time of the background together."""
     fraction: float | None = None
     """That time as a share of the time recorded; `None` where that is too short."""
     ns_per_event: float = 0.0
@@ -134,7 +134,7 @@ class CapturedWindow:
         self._caches_operators = True
 
     def analyse(self, request: AnalysisRequest) -> Future[WindowAnalysis]:
-        """Has the products made; those that were made already in the same way are not made again."""
+        """Makes the products; those that were made already in the same way are not made again."""
         key = request.pretty, request.steps
         if key not in self._done:
             self._done[key] = analyse_later(lambda: self._analyse(request))
@@ -153,7 +153,7 @@ class CapturedWindow:
         return own if segments.exists(own) else self._journal
 
     def moved(self, old: Path, new: Path, journal: Path | None) -> None:
-        """A directory has another name now."""
+        """Changes the name of a directory that was moved."""
         self.directory = new if self.directory == old else self.directory
         self._journal = journal or self._journal
 
@@ -163,7 +163,7 @@ class CapturedWindow:
 
     @property
     def analysed(self) -> bool:
-        """True if all that was asked for is complete, and something was."""
+        """Whether at least one product was requested, and all are complete."""
         return bool(self._done) and all(
             future.done() and future.exception() is None and future.result().complete for future in self._done.values()
         )
@@ -180,7 +180,7 @@ class CapturedWindow:
         return analysis_thread.submit(lambda: operators_of(journal, index, steps)).result()
 
 
-class Asked(NamedTuple):
+class CaptureSettings(NamedTuple):
     """Settings that all captures of a recording share."""
 
     schedule: ScheduleFunction | None
@@ -198,45 +198,47 @@ class Capture:
         ControlError: if STEPSCOPE_OPTIONS cannot be followed. A `ValueError`.
     """
 
-    def __init__(self, recording: Recording, asked: Asked, step: int, *, steps_are_fixed: bool = False) -> None:
+    def __init__(
+        self, recording: Recording, settings: CaptureSettings, step: int, *, steps_are_fixed: bool = False
+    ) -> None:
         """
         Args:
             recording: whose options it records.
-            asked: what the program asks of all captures.
+            settings: those that all captures of the recording share.
             step: number of its first step.
             steps_are_fixed: whether the caller has chosen steps and place, so that STEPSCOPE_OPTIONS has no say in them.
         """
-        self._recording, self._asked, self._options = recording, asked, recording.options
+        self._recording, self._settings, self._options = recording, settings, recording.options
         self._steps_are_fixed = steps_are_fixed
         self.cut_reason = ""
-        """Why the window that runs ends before its last step; to be set before `end()`."""
+        """The reason why the open window ends before its last step; to be set before `end()`."""
         self._target = recording.target
         self._limits = sources.limits(self._options.requested(), self._target)
         """Requested data that cannot be recorded, in words."""
         self._estimate = recording.estimate
-        handler = asked.handler
+        handler = settings.handler
         self._worker = None if handler is None else handler.worker_name
         self._named_device = named_device(self._options, self._target.device)
         named = None if handler is None else handler.dir_name
         base = default_or_other(self._options.output_path) if named is None else named
         self._base = base if steps_are_fixed else directory_from_environment(base)
-        """Directory below which windows get theirs."""
+        """Directory below which the directories of windows are made."""
         self.directory = new_directory(self._base, self._worker, self._named_device)
         self.windows: list[CapturedWindow] = []
         self._failed: dict[int, str] = {}
-        """Windows whose directory could not be written, and why."""
+        """Windows whose directory could not be written, with the reasons."""
         self.ended = False
         self._stepped = False
         self._page = resource.getpagesize() if self._options.memory else 0
         self.cost: RecordingCost | None = None
-        """Its cost; there when it has ended, if steps were recorded."""
+        """Its cost; set at its end, if steps were recorded."""
         waits = self._options.data_process and "mindspore" in self._target.frameworks
         self._dataset_waits = DatasetWaits() if waits else None
         self._journal: Path | None = None
         self.profiler = self._make(step)
 
     def _make(self, step: int) -> Profiler:
-        asked = self._asked
+        settings = self._settings
         loader: tuple[Signal, ...] = ("loader",) if self._options.data_process else ()
         memory: tuple[Signal, ...] = ("steps",) if self._options.memory else ()
         options = Options(close_timeout=CLOSE_SECONDS, signals=memory + loader)
@@ -246,18 +248,18 @@ class Capture:
             backends = sources.choose(self._options, self._target)
             self._asynchronous = [backend for backend in backends if isinstance(backend, MindSporeBackend)]
             made = trace(
-                schedule=asked.schedule,
+                schedule=settings.schedule,
                 backends=backends,
                 # Given here, as products are made of it: the environment may turn off those that nobody needs.
                 exporters=[JournalExporter.of(options_in_effect(options))],
                 on_trace_ready=self._ready,
                 name="mindspore",
                 output_dir=self.directory / RAW,
-                metadata={**asked.metadata.snapshot(), **facts},
+                metadata={**settings.metadata.snapshot(), **facts},
                 start=False,
                 overhead_budget=self._options.overhead_budget,
                 options=options,
-                control=asked.control,
+                control=settings.control,
                 fixed=("output_dir", *STEPS) if self._steps_are_fixed else ("output_dir",),
             )
             if made.keep_last is not None:
@@ -329,11 +331,11 @@ class Capture:
 
     @property
     def journal(self) -> Path:
-        """Of the run."""
+        """The run's journal."""
         return self._journal or self.profiler.output.path / "journal"
 
     def request(self, *, pretty: bool = False, steps: tuple[int, ...] | None = None) -> AnalysisRequest:
-        """How its windows are analysed."""
+        """Options for the analysis of its windows."""
         return AnalysisRequest(options=self._options, target=self._target, pretty=pretty, steps=steps)
 
     def simplify(self) -> Future[None]:
@@ -381,7 +383,7 @@ class Capture:
         return dict.fromkeys((self.directory, *(window.directory for window in self.windows)))
 
     def discard(self) -> None:
-        """Ends recording and deletes what was written: it was begun too early."""
+        """Ends recording and deletes the files: it was begun too early."""
         self.end()
         for directory in self._directories():
             shutil.rmtree(directory, ignore_errors=True)
@@ -397,7 +399,7 @@ class Capture:
         }
 
     def _write_facts(self, directory: Path, about: dict[str, Any]) -> None:
-        metadata = self._asked.metadata.snapshot()
+        metadata = self._settings.metadata.snapshot()
         write_facts(directory, self._target, about, metadata, strategy=self._options.parallel_strategy)
 
     def _ready(self, window: Window) -> None:
@@ -407,11 +409,11 @@ class Capture:
         except BaseException as error:
             self._failed[window.index] = f"its directory could not be written: {type(error).__name__}: {error}"
             raise
-        asked = self._asked
-        if asked.handler is not None and asked.handler.analyse_flag:
+        settings = self._settings
+        if settings.handler is not None and settings.handler.analyse_flag:
             captured.analyse(self.request())
-        if asked.callback is not None:
-            _call(asked.callback, self._recording)
+        if settings.callback is not None:
+            _call(settings.callback, self._recording)
 
     def _add_window(self, window: Window) -> CapturedWindow:
         """Makes its directory, and writes its facts and, where raw data stay, its journal."""
@@ -440,7 +442,7 @@ class Capture:
 def analyse_captures(
     captures: Sequence[Capture], *, pretty: bool = False, steps: tuple[int, ...] | None = None, waits: bool = True
 ) -> Analysis | None:
-    """Has the products of captures made that have ended. Returns what was made, or `None` at once if it does not wait."""
+    """Makes the products of captures that have ended. Returns what was made, or `None` at once if it does not wait."""
     made = [
         (window, window.analyse(capture.request(pretty=pretty, steps=steps)))
         for capture in captures

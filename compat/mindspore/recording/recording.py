@@ -12,7 +12,7 @@ from typing import Any, Self, TypeVar
 
 from stepscope.compat.mindspore.options.options import ProfilerOptions
 from stepscope.compat.mindspore.options.schedule import TraceHandler
-from stepscope.compat.mindspore.recording.capture import Asked, Capture, CapturedWindow, CostEstimate
+from stepscope.compat.mindspore.recording.capture import Capture, CapturedWindow, CaptureSettings, CostEstimate
 from stepscope.compat.mindspore.sources.backends import limits
 from stepscope.compat.mindspore.sources.device import detect_target
 from stepscope.runtime import _core
@@ -68,7 +68,7 @@ class Recording:
         self._who, self._strict_start = who, strict_start
         handler = on_trace_ready if isinstance(on_trace_ready, TraceHandler) else None
         callback = None if handler is not None else on_trace_ready
-        self._asked = Asked(schedule, handler, callback, controlled, Metadata())
+        self._settings = CaptureSettings(schedule, handler, callback, controlled, Metadata())
         self._captures: list[Capture] = []
         self._capture: Capture | None = None
         self._next_step = 0
@@ -81,7 +81,7 @@ class Recording:
 
     @property
     def recording(self) -> bool:
-        """True if it was started and not stopped."""
+        """Whether it was started and not stopped."""
         return self._capture is not None
 
     @property
@@ -142,7 +142,7 @@ class Recording:
     def _start(self, *, steps_are_fixed: bool = False) -> Capture:
         log.info("%s: recording begins; %s", self._who, self.estimate)
         self.target = detect_target()  # a framework may have been imported meanwhile
-        capture = Capture(self, self._asked, self._next_step, steps_are_fixed=steps_are_fixed)
+        capture = Capture(self, self._settings, self._next_step, steps_are_fixed=steps_are_fixed)
         capture.begin()
         self._capture = capture
         self._captures.append(capture)
@@ -170,7 +170,7 @@ class Recording:
             return None
         self._next_step = capture.profiler.step_num
         capture.end()
-        handler = self._asked.handler
+        handler = self._settings.handler
         if handler is None or not handler.analyse_flag:
             return None
         made = capture.simplify()
@@ -204,7 +204,7 @@ class Recording:
         Raises:
             TypeError: if the key is no str.
         """
-        self._asked.metadata.add(key, value)
+        self._settings.metadata.add(key, value)
         if self._capture is not None:
             self._capture.profiler.add_metadata(key, value)
 
@@ -214,12 +214,12 @@ class Recording:
         Raises:
             TypeError: if key or value is no str.
         """
-        self._asked.metadata.add_json(key, value)
+        self._settings.metadata.add_json(key, value)
         if self._capture is not None:
             self._capture.profiler.add_metadata_json(key, value)
 
     def discard_capture(self) -> None:
-        """Ends the capture that runs, and deletes what it wrote."""
+        """Ends the current capture, and deletes its files."""
         capture, self._capture = self._capture, None
         if capture is not None:
             self._captures.remove(capture)

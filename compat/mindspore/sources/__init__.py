@@ -1,1 +1,1 @@
-"""Where the data come from: `device.py` asks the frameworks, `backends.py` chooses and says what is missing."""
+"""Sources of the data: `device.py` asks the frameworks, `backends.py` chooses and says what is missing."""

@@ -98,7 +98,7 @@ def _counters(options: ProfilerOptions, target: DeviceTarget) -> list[Backend]:
 
 
 def counters_refusal(option: str, target: DeviceTarget) -> str:
-    """Why this machine has no counters for an option, although its device could; empty if it has them."""
+    """The reason why this machine has no counters for an option, although its device could have some; empty if it has them."""
     return _REFUSALS[option, target.device]() if (option, target.device) in _REFUSALS else ""
 
 
@@ -124,7 +124,7 @@ class Capability(msgspec.Struct, frozen=True):
     text: str
     """The recorded data, or the reason for none."""
     needs: tuple[str, ...] = ()
-    """It takes one of these frameworks; without, there is nothing."""
+    """Frameworks of which one is needed."""
     hint: str = ""
     """The source that gives it without them, in words."""
     caveat: str = ""
@@ -261,7 +261,7 @@ CAPABILITIES: Final[Mapping[str, Mapping[str, Capability]]] = {
         "Ascend": Capability(False, "the device's own data are read by CANN's msprof, which stepscope does not drive"),
     },
 }  # fmt: skip
-"""By option and device. `npu` and `gpu` are activities that were asked for by name."""
+"""Capabilities by option and device. `npu` and `gpu` are activities that were requested by name."""
 
 
 def limits(requested: Iterable[str], target: DeviceTarget) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ PREPROCESS = "preprocess"
 
 _lock = locks.reentrant()
 _users = 0
-"""How many recordings want the spans."""
+"""Number of recordings that want the spans."""
 _undo: list[Callable[[], None]] = []
 _batches = 0
 
@@ -33,7 +33,7 @@ class DatasetWaits:
         self._before = 0
 
     def begin(self) -> None:
-        """Has calls recorded."""
+        """Begins to record the calls."""
         global _users
         with _lock:
             _users += 1

@@ -1,4 +1,4 @@
-"""The device that training is for, and the rank of this process."""
+"""The device on which the program trains, and the rank of this process."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class DeviceTarget(msgspec.Struct, frozen=True, kw_only=True):
     size_known: bool = False
     """True if the number of ranks was set; else there may be more."""
     frameworks: tuple[str, ...] = ()
-    """Those of MindSpore and torch that the program has imported."""
+    """Frameworks, of MindSpore and torch, that the program has imported."""
     mode: str = ""
     """MindSpore's execution mode: `graph`, `pynative`, or empty where it is not imported."""
     version: str = ""

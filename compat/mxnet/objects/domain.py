@@ -14,7 +14,7 @@ from stepscope.runtime.threads import locks
 
 SCOPES = ("global", "process", "thread", "task", "marker")
 _lock = locks.reentrant()
-"""Of all counters: held while one changes, so that no change is lost, and values are recorded in their order."""
+"""Guards all counters while one changes, so that no change is lost, and values are recorded in their order."""
 
 
 class Counter:
@@ -40,7 +40,7 @@ class Counter:
 
     @property
     def value(self) -> float:
-        """The value now; an int is exact, however large."""
+        """The current value; an int is exact, however large."""
         return self._value
 
     def set_value(self, value: float) -> None:
@@ -85,7 +85,7 @@ class Counter:
 
 
 def _number(value: Any) -> float:
-    """An int or float of it, whatever library the number is of."""
+    """Converts a number of any library to int or float."""
     if isinstance(value, int | float):
         return value
     kind: Any = type(value)  # pyright: ignore[reportUnknownVariableType]
@@ -151,19 +151,19 @@ class Domain:
         self.name = name
 
     def new_task(self, name: str, /, **arguments: Any) -> Task:
-        """A task of this domain."""
+        """Makes a task of this domain."""
         return Task(self, name, **arguments)
 
     def new_frame(self, name: str, /, **arguments: Any) -> Frame:
-        """A frame of this domain."""
+        """Makes a frame of this domain."""
         return Frame(self, name, **arguments)
 
     def new_counter(self, name: str, value: float | None = None) -> Counter:
-        """A counter of this domain."""
+        """Makes a counter of this domain."""
         return Counter(self, name, value)
 
     def new_marker(self, name: str) -> Marker:
-        """A marker of this domain."""
+        """Makes a marker of this domain."""
         return Marker(self, name)
 
     def __str__(self) -> str:

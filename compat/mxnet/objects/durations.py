@@ -1,4 +1,4 @@
-"""Tasks, frames and events: what has a begin and an end."""
+"""Tasks, frames and events, which have a begin and an end."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ class Duration:
         self._arguments = arguments
         self._span = _core.span(legal(type(self).__name__.lower(), name), category=category, **arguments)
         self._entered = 0
-        """How often `_span` was entered and not left."""
+        """Number of entries into `_span` without an exit."""
         self._starts: list[Start] = []
         """Starts that were not stopped and that are forwarded or have a span of their own, of all threads and tasks, the
         latest last."""
 
     def start(self) -> None:
-        """Begins."""
+        """Begins a span."""
         if forwarding.to is None:
             self._entered += 1
             self._span.__enter__()
@@ -60,7 +60,7 @@ class Duration:
             self._note(self._span)
 
     def _note(self, span: _core.span) -> None:
-        """Begins a start that is forwarded, or has a span of its own."""
+        """Notes a start that is forwarded, or has a span of its own."""
         is_forwarded = forwarding.to is not None
         one = Start(_caller(), span, forwarding.start(self.name, self._category), is_forwarded)
         with _lock:
@@ -183,11 +183,11 @@ class Frame(Duration):
 
 
 _lock = locks.reentrant()
-"""Of the starts of all objects."""
+"""Guards the starts of all objects."""
 
 
 def _caller() -> tuple[int, int]:
-    """Tells threads apart, and the tasks of a thread."""
+    """Identifies the thread, and the task of the thread."""
     try:
         task: object = asyncio.current_task()
     except RuntimeError:  # no loop of asyncio runs in this thread

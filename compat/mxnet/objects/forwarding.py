@@ -12,13 +12,13 @@ class Forward(Protocol):
     """Another tool that gets ranges and marks, on the thread of the program. After its first error it gets no more."""
 
     def start(self, name: str, category: str) -> object:
-        """A range begins; what is returned is given to `stop`."""
+        """Begins a range. `stop` gets the returned object."""
 
     def stop(self, started: Any) -> None:
-        """That range ends."""
+        """Ends a range."""
 
     def mark(self, name: str, category: str) -> None:
-        """An instant."""
+        """Marks an instant."""
 
 
 class NvtxForward:
@@ -74,4 +74,4 @@ class Forwarding:
 
 
 forwarding = Forwarding()
-"""Of this process; `set_config(forward=...)` names the tool."""
+"""The tool of this process; `set_config(forward=...)` names it."""

@@ -19,7 +19,7 @@ class Named(Protocol):
 
 
 def legal(what: str, name: object) -> str:
-    """The text under which a name is recorded: itself, or its beginning and a digest if it is very long. Raises
+    """Returns the recorded text of a name: the name itself, or its beginning and a digest if it is very long. Raises
     `TypeError` if it is no str."""
     if not isinstance(name, str):
         raise TypeError(f"the name of a {what} must be a str, {got(name)}")

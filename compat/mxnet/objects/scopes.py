@@ -1,4 +1,4 @@
-"""Scopes, which label what is allocated inside of them, and custom operators, which name their parts as MXNet does."""
+"""Scopes, which label allocations inside of them, and custom operators, which name their parts as MXNet does."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from stepscope.compat.mxnet.objects.names import legal
 from stepscope.runtime import _core
 
 NONE = "<unk>:"
-"""MXNet's name of the scope where there is none."""
+"""MXNet's name for "no scope"."""
 
 CATEGORY = "scope"
 OPERATOR_CATEGORY = "Custom Operator"
@@ -32,7 +32,7 @@ _operators: ContextVar[_Label | None] = ContextVar("stepscope_mxnet_operator", d
 
 
 def _current(labels: ContextVar[_Label | None]) -> _Label | None:
-    """The label that applies here."""
+    """The label of the current context."""
     label = labels.get()
     while label is not None and label.ended:
         label = label.outer

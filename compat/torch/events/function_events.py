@@ -43,7 +43,7 @@ class MemoryUsage:
         self._device: Amounts = np.where(np.isin(devices, _ACCELERATORS), sizes, 0)
 
     def of_spans(self) -> tuple[Amounts, Amounts]:
-        """For each span the bytes on the host and on accelerators."""
+        """Bytes of each span on the host and on accelerators."""
         begin = self._every["ts"].astype(np.int64)
         first = np.searchsorted(self._times, begin, side="left")
         last = np.searchsorted(self._times, begin + self._every["dur"], side="right")
@@ -64,7 +64,7 @@ class MemoryUsage:
 
 
 log = logging.getLogger("torch.autograd.profiler")
-"""torch's, since programs that wait for this message listen there."""
+"""torch's logger, since programs that wait for this message listen there."""
 
 _NUMBERED, _ASYNC = int(Flag.NUMBERED), int(Flag.ASYNC)
 _FUNCTION, _BACKWARD, _USER = 0, 1, 7
@@ -101,7 +101,7 @@ _TEXT_INPUT: dict[str, Any] = {
     "Input type": [""],
     "Concrete Inputs": [""],
 }
-"""Inputs that torch records for `record_function(name, args)`: one that is no tensor, and without its text."""
+"""The input that torch records for `record_function(name, args)`: no tensor, and without its text."""
 _CONSTANTS: dict[str, Any] = {
     "": None,
     "None": None,
@@ -267,7 +267,7 @@ class FunctionEvents:
         return found
 
     def _of_memory(self, number: int, at: int, size: tuple[int, int]) -> Any:
-        """An allocation outside of every operator is an event of its own."""
+        """Makes an event of each allocation outside of all operators."""
         when = (at - self._window.window.start_ns) / 1000
         return self._make(
             id=number,
@@ -302,7 +302,7 @@ class FunctionEvents:
                 launcher.append_kernel(event.name, event.device_index, event.time_range.elapsed_us())
 
     def _thread(self, track: int) -> tuple[int, int]:
-        """Process or device, and thread or stream."""
+        """Numbers of process or device, and of thread or stream."""
         found = self._threads.get(track)
         if found is None:
             entry = tracks.get(track)
@@ -355,7 +355,7 @@ def _keyword_inputs(args: dict[str, Any]) -> dict[str, Any]:
 
 
 def _set_stacks(events: Any) -> None:
-    """Operators of the backward pass get the stack of the forward operator that made their node, as torch has it: the
+    """Gives operators of the backward pass the stack of the forward operator that made their node, as torch does: the
     first of the node's sequence number."""
     forward: dict[int, list[str]] = {}
     for event in events:

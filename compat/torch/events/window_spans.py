@@ -23,11 +23,11 @@ from stepscope.runtime.files.paths import absolute
 
 _FUNCTION = re.compile(r"(.+)\(\d+\): ")
 _PROFILERS = ("torch/profiler/", "torch/autograd/profiler", "<built-in ", "<frozen ")
-"""How names of functions begin that are stepscope's doing where it calls them; beside those of Python's library."""
+"""Prefixes of names of functions that stepscope itself calls, besides those of Python's library."""
 
 
 def own_names(names: NDArray[np.uint32]) -> NDArray[np.uint32]:
-    """Those of some names that are of functions of stepscope."""
+    """Filters names: functions of stepscope."""
     files = frozenset(_own_files())
     return names[[_file(strings.text(name)) in files for name in names.tolist()]]
 
@@ -74,11 +74,11 @@ def _helps(name: str) -> bool:
 
 
 DEVICE = ("kernel", "gpu_memcpy", "gpu_memset", "gpu_user_annotation")
-"""Categories of what runs on an accelerator."""
+"""Categories of spans that ran on an accelerator."""
 FRAMES = ("python_function",)
-"""Category of Python's functions, which torch counts as events where stacks were asked for."""
+"""Category of Python's functions, which torch counts as events if stacks were requested."""
 OPERATORS = ("cpu_op", "cuda_runtime", "cuda_driver", *DEVICE[:3], *FRAMES)
-"""Categories of what is no annotation of the program."""
+"""Categories of spans that are no annotations of the program."""
 _INLINE = int(Flag.ARG_INLINE)
 _NOT_TORCHS = ("task",)
 _HIDDEN = (
@@ -138,9 +138,9 @@ class WindowSpans:
         self.flows = join_blocks(flows)
         """Arrows between spans: each end points to the begin of a span of its track."""
         self.device: NDArray[np.bool_] = _categories(self.block, DEVICE)
-        """Which spans ran on an accelerator."""
+        """Marks the spans that ran on an accelerator."""
         self.annotations: NDArray[np.bool_] = ~_categories(self.block, OPERATORS)
-        """Which spans name a stretch of the program."""
+        """Marks the spans that are annotations of the program."""
 
     def arguments(self, flags: int, at: int, length: int) -> dict[str, Any]:
         """The arguments of a span or allocation, by its columns `flags`, `args_at` and `args_len`."""
@@ -149,7 +149,7 @@ class WindowSpans:
         return _core.decode_arguments(self._heap, at, length) if length else {}
 
     def callers(self) -> list[tuple[str, ...]]:
-        """For each span the Python functions around it, the innermost first."""
+        """The Python functions around each span, the innermost first."""
         frames = _categories(self.block, FRAMES).tolist()
         # Values that a span passes on to those inside of it, by 1 + its index.
         passed: list[tuple[str, ...]] = [()]

@@ -1,4 +1,4 @@
-"""One finished window of a profile: where its events are, and its export to one file."""
+"""A finished window of a profile: its events in the journal, and its export to one file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory timelines, which need what torch recorded as torch has it."""
+"""Memory timelines, which need torch's own recordings."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class LatestResults:
         )
 
     def release(self) -> None:
-        """Releases all."""
+        """Releases all recordings."""
         with self._lock:
             traces, self._traces = self._traces, []
         for trace in traces:

@@ -17,7 +17,7 @@ MAX_IDS = 64
 
 
 class Observer(Protocol):
-    """The interface that torch calls an execution trace observer."""
+    """The methods of torch's execution trace observers."""
 
     def start(self) -> None: ...
 

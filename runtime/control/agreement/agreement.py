@@ -45,9 +45,9 @@ class Timing(msgspec.Struct, frozen=True):
     patience: float
     """After this time a request that rank 0 has not answered is refused. `next` waits half of it for ranks to join."""
     poll: float
-    """At most this much time is between two turns."""
+    """The most seconds between two turns."""
     margin: float | None = None
-    """From rank 0's choice of a step to this step; default: two turns and a second."""
+    """Seconds from rank 0's choice of a step to this step; default: two turns and a second."""
 
 
 class _Pending(msgspec.Struct):
@@ -86,7 +86,7 @@ class Agreement:
         self._pending: dict[str, _Pending] = {}
         self._plans: Plans | None = None
         self._waits_until = 0.0
-        """Until then, `next` waits for ranks that have not joined."""
+        """Time until which `next` waits for ranks that have not joined."""
         self._followed = 0
         """Number of the latest plan that this rank has read."""
         self._latest: tuple[int, Plan, Armed] | None = None
@@ -104,7 +104,7 @@ class Agreement:
             _begun[counted] += 1
             self._name = f"{_begun[counted]} {self._profiler.stage}"
 
-    def ask(self, payload: AnyRequest, trigger: str, key: str = "") -> None:
+    def request(self, payload: AnyRequest, trigger: str, key: str = "") -> None:
         """Requests a window on all ranks, or another end of windows.
 
         All ranks, including rank 0, read a request of the watched file (trigger `file`); others are forwarded to rank 0.
@@ -312,8 +312,8 @@ class Agreement:
                     plans.report_unable(number, self._rank, armed.reason)
 
     def _follow(self, plan: Plan) -> Armed:
-        window, change, asked = plan.window, plan.change, plan.request.window
-        if window is not None and asked is not None and asked.wants(self._rank):
+        window, change, requested = plan.window, plan.change, plan.request.window
+        if window is not None and requested is not None and requested.wants(self._rank):
             return self._arm(window, plan)
         if change is None or (
             change.command == "extend" and all(each.first != change.first for each in self._profiler.armed())

@@ -47,10 +47,10 @@ class EnvironmentOptions(Checked, frozen=True, kw_only=True, forbid_unknown_fiel
     control: Control | None = None
     """Entry points for requests of windows."""
     output_dir: Annotated[str, msgspec.Meta(min_length=1)] | None = None
-    """Directory of the first run of the process; further runs use `<name>-2`, `<name>-3`, ... in it. Front doors that make a
-    directory for each run make it in this one."""
+    """Directory of the first run of the process; further runs use `<name>-2`, `<name>-3`, ... in it. Drop-in replacements
+    that make a directory for each run make it in this one."""
     name: Annotated[str, msgspec.Meta(min_length=1)] | None = None
-    """Of the run."""
+    """Name of the run."""
     overhead_budget: Annotated[float, msgspec.Meta(gt=0, lt=1)] | None = None
     """Allowed cost of recording, as a share of the time."""
     metadata: dict[str, Any] = {}
@@ -115,7 +115,7 @@ Default = TypeVar("Default", bound=str | os.PathLike[str] | None)
 
 
 def directory_from_environment(default: Default) -> Default | str:
-    """Returns the directory for the runs of a front door: that of the variable, else the default."""
+    """Returns the directory for the runs of a drop-in replacement: that of the variable, else the default."""
     found = options_from_environment()
     return default if found is None or found.output_dir is None else found.output_dir
 

@@ -436,7 +436,7 @@ static PyMethodDef methods[] = {
     {NULL},
 };
 
-static PyGetSetDef getset[] = {{"held", (getter)count_delayed, NULL, NULL, NULL}, {NULL}};
+static PyGetSetDef getset[] = {{"delayed", (getter)count_delayed, NULL, NULL, NULL}, {NULL}};
 
 PyTypeObject PerfettoEncoderType = {
     PyVarObject_HEAD_INIT(NULL, 0)

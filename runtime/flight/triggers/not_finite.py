@@ -45,7 +45,7 @@ class _Evaluator:
         return found
 
     def _changes(self, counters: Block) -> list[Finding]:
-        """Where counters became not finite; only names that are or become so are looked at one by one."""
+        """Places at which counters became not finite. It looks one by one only at names that are or become so."""
         found: list[Finding] = []
         bad = ~np.isfinite(counters["value"])
         if not bad.any() and not self._bad:

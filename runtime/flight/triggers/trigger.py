@@ -18,11 +18,11 @@ class StepTimes(Documented, frozen=True):
     """Ended steps, the oldest first, as columns: a burst may have a hundred thousand."""
 
     numbers: NDArray[np.int64]
-    """As in `step_num`."""
+    """Numbers of the steps, as in `step_num`."""
     starts: NDArray[np.int64]
-    """When each began, in ns of `stepscope.runtime.events.clock`."""
+    """Begins of the steps, in ns of `stepscope.runtime.events.clock`."""
     ends: NDArray[np.int64]
-    """When each ended, likewise."""
+    """Ends of the steps, likewise."""
 
     def __len__(self) -> int:
         return len(self.numbers)
@@ -48,14 +48,14 @@ class News(Documented, frozen=True, kw_only=True):
     step: int = 0
     """The current step."""
     step_began: int | None = None
-    """When it began, in ns; `None` while recording is paused."""
+    """Begin of the current step, in ns; `None` while recording is paused."""
 
 
 class Finding(Documented, frozen=True, kw_only=True):
     """A reason to save."""
 
     at: int
-    """When it happened, in ns. The step that contains this time is the last one saved, apart from `after` further ones."""
+    """Time of the event, in ns. The step that contains this time is the last one saved, apart from `after` further ones."""
     value: float | str | None = None
     """The measured value."""
     text: str = ""

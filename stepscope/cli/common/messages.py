@@ -20,7 +20,7 @@ from stepscope.runtime.threads.native_threads import Event, Thread
 
 
 def message(text: str) -> None:
-    """Prints a line. Where standard error is closed or full nobody reads it, and the command goes on."""
+    """Prints a line. If standard error is closed or full, the command goes on."""
     with contextlib.suppress(OSError, ValueError):  # the latter: a program that was run has closed it
         print(text, file=sys.stderr)
     discard_unwritten(sys.stderr)
@@ -83,7 +83,7 @@ _STYLES = {
     r"(?m)^(?:recovered|completed|see it)\b": "green",
     r"(?m)^.+(?=\n-+(?:  +-+)*$)": "bold",
 }
-"""Patterns of what matters in a result, and how it looks. The last is the head of a table."""
+"""Patterns of important words in a result, and their styles. The last is the head of a table."""
 
 
 def print_result(text: str) -> None:

@@ -1,4 +1,4 @@
-"""How to look at what was written: the command or page that opens it."""
+"""Commands and pages that open a result."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ shell_directory: Path | None = None
 
 
 def shown(path: Path) -> str:
-    """A path as it is typed here: relative if that is shorter."""
+    """A path as a user would type it in this directory: relative if that is shorter."""
     try:
         relative = os.path.relpath(path, shell_directory)
     except OSError:  # the working directory was deleted
@@ -37,18 +37,18 @@ def missing_for_tensorboard() -> list[str]:
 
 
 def command(name: str, *arguments: Path | str) -> str:
-    """A command of `stepscope`, as it is typed here."""
+    """A command of `stepscope`, as a user would type it in this directory."""
     words = [shlex.quote(each if isinstance(each, str) else shown(each)) for each in arguments]
     return " ".join([_program("stepscope", "stepscope"), name, *words])
 
 
 def perfetto(trace: Path) -> str:
-    """How to open a Chrome trace: without the network first; Perfetto's page reads it in the browser, and sends it nowhere."""
+    """Ways to open a Chrome trace: without the network first; Perfetto's page reads it in the browser, and sends it nowhere."""
     return f"{command('view', trace)}, or drag it into {PERFETTO}"
 
 
 def _program(name: str, module: str) -> str:
-    """How a program of this Python is called in this shell, whether or not its environment is activated."""
+    """The command that starts this program in this shell, whether or not its environment is activated."""
     script = Path(sys.executable).with_name(name)
     found = shutil.which(name)
     if found is not None and (not script.exists() or Path(found).samefile(script)):

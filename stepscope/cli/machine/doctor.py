@@ -125,7 +125,7 @@ def _show(checks: tuple[Check, ...]) -> None:
 
 
 def _trials() -> tuple[Trial, Trial | None]:
-    """The results of recording in a process of its own; none of torch if that process ended before."""
+    """The results of a trial recording in another process; without torch's if that process ended before."""
     # The variables are for the user's programs, and have a line of their own.
     ours = ("STEPSCOPE_OPTIONS", "STEPSCOPE_JOIN", "STEPSCOPE_SESSION")
     environment = {name: value for name, value in os.environ.items() if name not in ours}
@@ -170,7 +170,7 @@ def _environment() -> Check:
 
 
 def _memory() -> Iterator[Check]:
-    """The place where rings are made, and its room."""
+    """The directory for rings, and its free room."""
     try:
         options = options_in_effect(Options())
     except ControlError:  # it has a line of its own
@@ -205,7 +205,7 @@ def _directory() -> Check:
 
 
 def _sessions() -> Iterator[Check]:
-    """Runs that were killed and can be recovered: those below the working directory first, then the newest."""
+    """Killed runs that can be recovered: those below the working directory first, then the newest."""
     found: dict[str, tuple[bool, float, str, Path]] = {}
     for directory in (session for place in places(None) for session in Path(place).glob(f"{PREFIX}*")):
         try:
@@ -304,7 +304,7 @@ _CONTAINER = "docker run --gpus all -e NVIDIA_DRIVER_CAPABILITIES=compute,utilit
 
 
 class Check(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One part: whether it works, and what helps if it does not."""
+    """A part of the check: whether it works, and what helps if it does not."""
 
     name: str
     state: State
@@ -348,7 +348,7 @@ def nvidia(trial: Trial | None, proc: Path = PROC, pci: Path = Path("/sys/bus/pc
 
 
 def _kernels_cure(proc: Path) -> str:
-    """The cure where CUPTI, by which torch records kernels, is refused."""
+    """The remedy if CUPTI, by which torch records kernels, is refused."""
     if re.search(r"^RmProfilingAdminOnly: 1", _read(proc / "driver" / "nvidia" / "params"), re.MULTILINE):
         return (
             "the driver lets only administrators profile: docker run --cap-add SYS_ADMIN, or on the machine "

@@ -29,7 +29,7 @@ from stepscope.runtime.session.ranks import ranks_from
 
 WINDOWS_PATH = "/v1/windows"
 MOST_ANSWER_BYTES = 64 << 20
-"""Of an answer."""
+"""Largest size of an answer."""
 
 
 class OrderedRank(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,7 +102,7 @@ def send_order(arguments: argparse.Namespace, order: dict[str, Any]) -> OrderRes
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """A token is shown to nobody else than who was named."""
+    """Refuses redirects, so that the token is sent to the named host only."""
 
     def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> None:
         return None
@@ -150,14 +150,14 @@ _GOES_WITH = (
     (("run_id",), ("arm", "abort"), "a window or --abort"),
     (("extend", "abort", "status"), ("extend", "abort", "status"), "--pid or --url"),
 )
-"""Options, the commands that they mean something to, and that in words."""
+"""Options with the commands that they are for, and the words for that."""
 _WITHOUT_COLLECTOR = (
     (("token_file", "ca", "certificate", "key", "insecure", "name", "job"), (), "--url"),
     (("ranks",), ("arm",), "a window, or with --url"),
 )
-"""The same where no collector is asked."""
+"""The same for a request without a collector."""
 _NAMES = {"start_step": "--start", "stop_step": "--stop"}
-"""Of fields whose option is called otherwise."""
+"""Names of fields whose option has another name."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -229,7 +229,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _window(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The fields of a window that a process and a collector call alike."""
+    """The fields of a window that have the same names for a process and for a collector."""
     return {
         "start_step": arguments.start,
         "steps": arguments.steps,
@@ -263,7 +263,7 @@ def _refuse_ignored(arguments: argparse.Namespace, command: str) -> None:
 
 
 def _list(arguments: argparse.Namespace) -> int:
-    """Shows who can be asked; 1 if nobody can."""
+    """Lists the processes that take requests. Returns 1 if there is none."""
     found = [each for pid in controllable_processes() for each in _status(pid, arguments.timeout)]
     if arguments.json:
         print_json(found)
@@ -332,7 +332,7 @@ def _ask_collector(arguments: argparse.Namespace, name: Any) -> int:
 
 
 def _where(status: Any) -> str:
-    """The step at which a loop is."""
+    """The step at which a loop is now."""
     return f"{status.stage}, step {status.step}" if status.stage else f"step {status.step}"
 
 

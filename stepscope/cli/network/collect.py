@@ -55,7 +55,7 @@ _OPTIONS = {
     "upload_seconds": "--upload-every",
     "allowed_hosts": "--allowed-host",
 }
-"""Of fields whose option is called otherwise."""
+"""Names of fields whose option has another name."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -202,7 +202,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _token_of_environment() -> str:
-    """The token, or nothing. A variable without one in it is refused: the collector would be open without anybody knowing."""
+    """The token of the environment, or nothing. An empty variable is refused: the collector would be open unintentionally."""
     from stepscope.exporters.stream.address import TOKEN_VARIABLE
 
     token = os.environ.get(TOKEN_VARIABLE)
@@ -212,7 +212,7 @@ def _token_of_environment() -> str:
 
 
 def _allow_open_files() -> int:
-    """Lets this process have as many open files as the system lets it, where shells often allow 1,024; how many."""
+    """Raises the limit of open files, for which shells often set 1,024, to the system's limit. Returns it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -236,7 +236,7 @@ def _exporter(url: str, token: Path | None) -> str:
 
 
 def _show_log() -> None:
-    """Which streams come and go, and what goes wrong, on standard error; what was done or refused is in the audit."""
+    """Logs to standard error which streams begin and end, and what goes wrong; the audit has what was done or refused."""
     shown = logging.StreamHandler()
     shown.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%Y-%m-%d %H:%M:%S"))
     log = logging.getLogger("stepscope.collector")

@@ -51,7 +51,7 @@ class ChildProcesses:
 
     @property
     def count(self) -> int:
-        """How many were started so far, as far as Python knows."""
+        """Number of processes that Python has started so far."""
         # Those that multiprocessing spawns make no event; those that it forks make one.
         counter = getattr(sys.modules.get("multiprocessing.process"), "_process_counter", None)
         found = re.fullmatch(r"count\((\d+)\)", repr(counter))

@@ -32,7 +32,7 @@ _T = TypeVar("_T")
 _select, _read, _waitpid = select.select, os.read, os.waitpid
 
 RANKS_WAIT_S = 5.0
-"""How long rank 0 waits for the other ranks' journals to end."""
+"""Seconds for which rank 0 waits for the other ranks' journals to end."""
 SIGNAL_WAIT_S = 8.0
 """How long a program that a signal ends waits for the answer. The sender of the signal kills it after 10 seconds or more."""
 _POLL_S = 0.1
@@ -42,27 +42,27 @@ _WIDTH = 120
 
 
 class Ending(msgspec.Struct, frozen=True, kw_only=True):
-    """Which run the answer is about, and how it is written."""
+    """The run of the answer, and its form."""
 
     path: str
     """The run's directory, or that of all ranks."""
     ranks: int = 0
-    """How many ranks the job has; 0 if it has one, or if the answer is of this rank only."""
+    """Ranks of the job; 0 if it has one, or if the answer is about this rank only."""
     local_ranks: int = 0
-    """How many of these ranks run on this machine: those from 0 on."""
+    """Ranks of the job that run on this machine: the first ones."""
     notes: tuple[tuple[str, str], ...] = ()
     """Further lines: a label and a text."""
     failed: str = ""
-    """Why the program failed before its first step; shown instead of the note that there are too few steps."""
+    """The reason why the program failed before its first step; shown instead of the note that there are too few steps."""
     absent: str = ""
-    """Why this process recorded nothing; shown instead of an answer, unless another rank recorded something."""
+    """The reason why this process recorded nothing; shown instead of an answer, unless another rank recorded something."""
     width: int = _WIDTH
     colour: bool = False
     says_more: bool = True
     """True if the answer names the command that shows the rest."""
 
     def text(self) -> str:
-        """The answer in few lines, or why there is none."""
+        """The answer in few lines, or the reason why there is none."""
         shown, why = self._try(self._shown)
         return shown or "\n".join([f"  No answer  {why}", *(f"  {label}  {text}" for label, text in self.notes)])
 
@@ -179,7 +179,7 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _newest_run(place: Path) -> tuple[int, bool]:
-    """When the newest run of a directory began, in Unix time, and whether one goes on there; 0 and False if there is none."""
+    """Unix time at which the newest run of a directory began, and whether one goes on there; 0 and False without a run."""
     try:
         is_running = any(note.running for _, note in notes_in(place, []))
         journals = Journals.of(place).found
@@ -202,7 +202,7 @@ def width() -> int:
 
 
 def main() -> None:
-    """Answers a process that a signal ends."""
+    """Writes the answer for a process that a signal ends."""
     opening.shell_directory = Path(sys.argv[2]) if sys.argv[2] else None
     print(msgspec.json.decode(sys.argv[1], type=Ending).text(), flush=True)
 

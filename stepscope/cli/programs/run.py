@@ -1,4 +1,4 @@
-"""`stepscope run`: traces a program that knows nothing of it."""
+"""`stepscope run`: traces an unchanged program."""
 
 from __future__ import annotations
 

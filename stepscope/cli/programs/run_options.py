@@ -33,7 +33,7 @@ BACKENDS: Mapping[str, Callable[[], Backend]] = {
     "perf": PerfBackend,
     "python": PythonStacksBackend,
 }
-"""By the names of `--backend`, besides torch's, which has options."""
+"""Backends by the names of `--backend`, besides torch's, which has options."""
 TRACES: Mapping[str, tuple[str, Callable[[Path], Exporter]]] = {
     "chrome": (".json", ChromeTraceExporter),
     "perfetto": (".pftrace", PerfettoExporter),

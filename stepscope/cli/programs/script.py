@@ -24,7 +24,7 @@ _OWN = (__file__, runpy.__file__, "<frozen runpy>")
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """How a program ended."""
+    """The end of a program."""
 
     code: int
     """Its exit code."""
@@ -79,7 +79,7 @@ def run(program: str, arguments: Sequence[str], *, module: bool) -> Outcome:
 
 
 def why_missing(program: str, *, module: bool) -> str:
-    """Why there is no such program, before anything of it runs; empty if there is one, as far as that can be known."""
+    """The reason why there is no such program, before anything of it runs; empty if there is one, as far as can be known."""
     if module:
         name = program.partition(".")[0]
         if not name:

@@ -44,11 +44,11 @@ class LateTorch:
 
     @property
     def one_thread(self) -> bool:
-        """As for `TorchBackend`; false until torch is there."""
+        """Asks `TorchBackend`; false until torch is imported."""
         return self._opened and self._backend.one_thread
 
     def stream_only(self) -> None:
-        """As for `TorchBackend`."""
+        """Calls `TorchBackend`."""
         self._backend.stream_only()
 
     def open(self, sink: Sink) -> None:
@@ -65,23 +65,23 @@ class LateTorch:
             self._sink.watermark(at)
 
     def set_detail(self, detail: Detail) -> None:
-        """As for `TorchBackend`; kept for it until torch is there."""
+        """Calls `TorchBackend`, as soon as torch is imported."""
         self._detail = detail
         if self._opened:
             self._backend.set_detail(detail)
 
     def can_choose(self, what: str, on: bool) -> str | None:
-        """As for `TorchBackend`."""
+        """Asks `TorchBackend`."""
         return self._backend.can_choose(what, on)
 
     def choose(self, chosen: Mapping[str, bool]) -> None:
-        """As for `TorchBackend`; kept for it until torch is there."""
+        """Calls `TorchBackend`, as soon as torch is imported."""
         self._chosen = dict(chosen)
         if self._opened:
             self._backend.choose(chosen)
 
     def orphaned(self) -> None:
-        """As for `TorchBackend`."""
+        """Calls `TorchBackend`."""
         if self._opened:
             self._backend.orphaned()
 
@@ -134,7 +134,7 @@ class OptimizerSteps:
         self._step, self._first = step, first
         self._leader: weakref.ref[Any] | None = None
         self._others: weakref.WeakSet[Any] = weakref.WeakSet()
-        """Those that have stepped since the leader did."""
+        """Optimizers that have stepped since the leader did."""
         self._due = False
         self._depth = 0
         self._finite = True
@@ -156,7 +156,7 @@ class OptimizerSteps:
             self._undo.append(lambda: setattr(module.Optimizer, "profile_hook_step", staticmethod(around)))
 
     def detach(self) -> None:
-        """Lets go of torch. Twice, also on two threads, is the same as once."""
+        """Removes the hooks. Calling it twice, also on two threads, is the same as once."""
         self._detached = True
         undo, self._undo = self._undo, []
         for each in reversed(undo):

@@ -60,7 +60,7 @@ _HOW_TO_TRACE_CHILDREN = (
 
 _CALL = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
 _calls: list[object] = []
-"""Calls that the main thread may yet make, which must not be freed before."""
+"""Calls that the main thread may still make, and that must not be freed before."""
 
 
 def call_on_main_thread(function: Callable[[], None]) -> None:
@@ -84,7 +84,7 @@ def call_on_main_thread(function: Callable[[], None]) -> None:
 
 
 class TracedProgram(msgspec.Struct, frozen=True):
-    """The profiler of `stepscope run`, and what belongs to it."""
+    """The profiler of `stepscope run`, with its files and messages."""
 
     profiler: Profiler
     steps: OptimizerSteps
@@ -295,7 +295,7 @@ class TracedProgram(msgspec.Struct, frozen=True):
         return [("Empty", f"the program {why}: add stepscope.span() to it, or stepscope.instrument(module)")]
 
     def _absent(self) -> str:
-        """Why there is no window; empty if there is one."""
+        """The reason why there is no window; empty if there is one."""
         profiler = self.profiler
         if profiler.saved() if profiler.keep_last is not None else profiler.statistics().windows:
             return ""
@@ -322,21 +322,21 @@ class TracedProgram(msgspec.Struct, frozen=True):
         if timed_out or self.prints_ending:
             _write(f"stepscope run: {name} ended the program; what was recorded is in {directory}{rest}\n")
         if not timed_out and self.prints_ending and _takes_text():
-            asked = self._ending(absent=self._absent() if self.profiler.control is not None else "")
-            answer = asked.text_of_other_process().lstrip("\n")  # a line was printed already
-            _write(answer or "".join(f"{label}  {text}\n" for label, text in asked.notes))
+            ending = self._ending(absent=self._absent() if self.profiler.control is not None else "")
+            answer = ending.text_of_other_process().lstrip("\n")  # a line was printed already
+            _write(answer or "".join(f"{label}  {text}\n" for label, text in ending.notes))
 
     def _opening(self) -> list[str]:
-        """How to look at the result, if there is one."""
+        """Commands that open the result, if there is one."""
         profiler = self.profiler
-        say: list[str] = []
+        commands: list[str] = []
         windows = profiler.statistics().windows if profiler.keep_last is None else len(profiler.saved())
         for exporter, path in self.files.items() if windows else ():
             if exporter in TRACES and (trace := _latest(path)) is not None:
-                say.append(opening.perfetto(trace))
+                commands.append(opening.perfetto(trace))
             elif exporter == "tensorboard" and path.exists():
-                say.append(opening.tensorboard(path))
-        return say
+                commands.append(opening.tensorboard(path))
+        return commands
 
 
 def _print_lines(lines: Sequence[tuple[str, str]]) -> None:

@@ -60,7 +60,7 @@ class TraceServer(http.server.ThreadingHTTPServer):
             ) from error
         own = f"http://{HOST}:{self.server_port}"
         self.address = f"{PERFETTO if ui is None else own}/#!/?url={own}{place}"
-        """Of the page that shows the trace."""
+        """Address of the page that shows the trace."""
 
 
 class _Handler(http.server.SimpleHTTPRequestHandler):
@@ -88,7 +88,7 @@ class _Handler(http.server.SimpleHTTPRequestHandler):
         super().end_headers()
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Says nothing."""
+        """Prints nothing."""
 
 
 HELP = "open a run or a trace in Perfetto or TensorBoard"
@@ -168,7 +168,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 @contextlib.contextmanager
 def _until_ended() -> Generator[None]:
-    """A block that Ctrl-C ends, and SIGTERM in the same way: else the converted file would stay."""
+    """A block that Ctrl-C and SIGTERM end in the same way: else the converted file would stay."""
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         with contextlib.suppress(KeyboardInterrupt):

@@ -64,7 +64,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     dropped: int
     complete: bool
     state: State
-    """Of one that is not complete: whether it is still being recorded, or has no end, as its process died or is elsewhere."""
+    """State of an incomplete window: still being recorded, or without an end, as its process died or runs elsewhere."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

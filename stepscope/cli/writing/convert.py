@@ -51,7 +51,7 @@ def add_format(parser: argparse.ArgumentParser) -> None:
 
 
 def check_format(arguments: argparse.Namespace, target: Path, more: Iterable[str] = ()) -> None:
-    """A format that nobody knows is wrong usage.
+    """Refuses an unknown format as wrong usage.
 
     Args:
         arguments: those of the command line.
@@ -184,7 +184,7 @@ async def _replay(source: Path, exporter: Exporter, directory: Path, window: int
 
 
 def _journal_in(directory: Path, window: int | None) -> Path:
-    """The journal that is meant by a directory: the one that `recover` takes. Says which."""
+    """The journal of a directory: the one that `recover` takes. Prints which."""
     journals = Journals.of(directory)
     if not journals.found and window is not None:
         for saved in (directory / WINDOWS).glob(f"{window_name(window, None)}*.journal"):

@@ -65,7 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
         OSError: if files cannot be read or written.
     """
     named: Path = arguments.path
-    say = message if arguments.json else print_result
+    print_line = message if arguments.json else print_result
     if not segments.exists(named):
         raise FormatError(f"there is no run or journal at {named}")
     if named.is_file() and not is_note(named) and is_trace(named):
@@ -93,15 +93,15 @@ def run(arguments: argparse.Namespace) -> int:
         if (found := _recover(path, arguments, bool(several), path in removing)) is not None
     ]
     for each in recovered:
-        say(each.text())
+        print_line(each.text())
         if each.session is not None and not arguments.remove_session:
-            say(f"  {each.session} stays until --remove-session, or a later run, frees it")
+            print_line(f"  {each.session} stays until --remove-session, or a later run, frees it")
     living = being_written(place) if whole or notes else set[str]()
-    rewritten = [rewrite_traces(each, place, living, say) for each in recovered if notes]
+    rewritten = [rewrite_traces(each, place, living, print_line) for each in recovered if notes]
     if recovered:
         trace = next(filter(is_trace, rewritten[-1][0] if rewritten else []), None)
         view = opening.command("view", recovered[-1].journal)
-        say(f"see it: {view if trace is None else opening.perfetto(trace)}")
+        print_line(f"see it: {view if trace is None else opening.perfetto(trace)}")
     complete = len(recovered) == len(several or [named]) and not any(each.missing for each in recovered)
     complete = complete and all(done for _, done in rewritten)
     if arguments.json:
@@ -138,12 +138,12 @@ _ENDINGS = (".json", ".pftrace")
 
 
 def is_trace(path: Path) -> bool:
-    """True if a file is a trace, or what a killed process left of one, by its name."""
+    """Whether a file is a trace, or the draft of a killed run's trace, by its name."""
     return path.name.removesuffix(PART).removesuffix(".gz").endswith(_ENDINGS)
 
 
 def rewrite_traces(
-    recovery: Recovery, place: Path, living: set[str], say: Callable[[str], None]
+    recovery: Recovery, place: Path, living: set[str], print_line: Callable[[str], None]
 ) -> tuple[list[Path], bool]:
     """Writes the traces of a recovered run anew.
 
@@ -163,24 +163,24 @@ def rewrite_traces(
         assert note is not None
         cut = place / trace.file
         if os.path.realpath(cut) in living:
-            say(f"left as it is: {opening.shown(cut)} is still being written")
+            print_line(f"left as it is: {opening.shown(cut)} is still being written")
             continue
         try:
             if recovery.gap:
                 raise FormatError(f"{opening.shown(cut)}: {recovery.gap}, so a new one could have less")
             new = rewrite_trace(trace, place, note.owner, recovery.journal)
         except FileNotFoundError as error:
-            say(f"not written anew: {error} is not there any more")
+            print_line(f"not written anew: {error} is not there any more")
         except FormatError as error:
             complete = False
-            say(f"left as it is: {error}; {_use(cut)}")
+            print_line(f"left as it is: {error}; {_use(cut)}")
         except OutputError as error:
             complete = False
-            say(f"left as it is: {error}")
+            print_line(f"left as it is: {error}")
         else:
             written += new
             for path in new:
-                say(f"written anew: {opening.shown(path)}")
+                print_line(f"written anew: {opening.shown(path)}")
     return written, complete
 
 

@@ -390,7 +390,7 @@ def test_a_callback_that_blocks_its_loop(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_a_run_that_was_killed(tmp_path: Path) -> None:
     """The answer says how to record more; what was recovered is no other run than the journal that it was made of."""
-    crash = Crash(tmp_path).of(
+    crash = Crash(tmp_path).execute(
         """
         profiler.start()
         for number in range(60):

@@ -48,7 +48,7 @@ def network(torch: Any) -> tuple[Any, Any]:
 
 
 @pytest.mark.checklist("D17")
-def test_operators_have_what_torch_counts(tmp_path: Path) -> None:
+def test_operators_have_the_flops_that_torch_counts(tmp_path: Path) -> None:
     """Forward and backward, of products, convolutions and attention: as torch.utils.flop_counter has it, for the same program."""
     torch = require("torch")
     counter = require("torch.utils.flop_counter")
@@ -147,7 +147,7 @@ def test_a_peak_on_the_command_line(tmp_path: Path) -> None:
         assert done.returncode == 2 and "must be a number above 0, such as 989e12" in done.stderr
 
 
-def test_nothing_of_it(tmp_path: Path) -> None:
+def test_a_run_without_flops_or_without_a_peak(tmp_path: Path) -> None:
     """A run that has none says nothing of it; one without a peak says how to declare it."""
     with sc.trace(output_dir=tmp_path / "none", metadata={"peak_flops": "fast"}) as profiler:
         for _ in range(5):

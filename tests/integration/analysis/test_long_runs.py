@@ -21,7 +21,7 @@ from tests.support.journals import batch_with_arguments, write_journal
 MOST_BYTES = 1_000_000
 
 
-def made(directory: Path) -> Path:
+def new_directory(directory: Path) -> Path:
     """It was not there."""
     directory.mkdir()
     return directory
@@ -30,7 +30,7 @@ def made(directory: Path) -> Path:
 def test_however_it_was_written(tmp_path: Path) -> None:
     """A slow run writes a few events at a time, a quick one thousands: the answer is the same, and nothing is lost."""
     found = [
-        explain(write_training(made(tmp_path / f"by{batch}"), 60_000, 600, batch=batch))
+        explain(write_training(new_directory(tmp_path / f"by{batch}"), 60_000, 600, batch=batch))
         for batch in (100, 2_000, 10**6)
     ]
     assert found[0].ranks[0].statistics is not None and found[0].ranks[0].statistics.steps == 600
@@ -56,7 +56,7 @@ def test_a_hundred_thousand_short_steps(tmp_path: Path) -> None:
 
 def test_the_page_of_many_events_is_small(tmp_path: Path) -> None:
     """100,000 events of a training; and as many with 3,000 names, long and full of markup, and ever other stacks."""
-    assert len(report_html(write_training(made(tmp_path / "run"), 100_000, 2_000)).encode()) < MOST_BYTES
+    assert len(report_html(write_training(new_directory(tmp_path / "run"), 100_000, 2_000)).encode()) < MOST_BYTES
     chance = random.Random(1)
     names = [f"{number % 3_000}{'<&>' * 100}" for number in range(100_000)]
     stacks = [
@@ -70,6 +70,6 @@ def test_the_page_of_many_events_is_small(tmp_path: Path) -> None:
     events["category"][98_000:] = strings.category("stack sample")
     events["kind"][:98_000:49] = Kind.STEP
     events["step"] = np.arange(len(events)) // 49
-    write_journal(made(tmp_path / "odd") / "journal", [msgspec.structs.replace(batch, events=events)])
+    write_journal(new_directory(tmp_path / "odd") / "journal", [msgspec.structs.replace(batch, events=events)])
     page = report_html(tmp_path / "odd")
     assert page.count("&lt;&amp;&gt;") > 10_000 and len(page.encode()) < MOST_BYTES

@@ -57,7 +57,7 @@ def test_while_it_records_and_when_it_is_closed(tmp_path: Path) -> None:
     assert sc.explain(sc.load(tmp_path / "run")).findings == sc.explain(tmp_path / "run").findings == late.findings
 
 
-def test_it_prints_what_the_terminal_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_prints_the_answer_of_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without colours, as wide as the terminal."""
     monkeypatch.setenv("COLUMNS", "100")
     with sc.trace(output_dir=tmp_path / "run") as profiler:
@@ -70,7 +70,7 @@ def test_it_prints_what_the_terminal_shows(tmp_path: Path, monkeypatch: pytest.M
     )
 
 
-def test_where_nothing_can_be_read(tmp_path: Path) -> None:
+def test_a_profiler_without_a_journal_is_refused(tmp_path: Path) -> None:
     """A profiler that was not started, or writes no journal, cannot be explained."""
     profiler = sc.trace(output_dir=tmp_path / "run")
     with refused(ProfilerStateError, "start()"):

@@ -162,7 +162,7 @@ def test_a_window_that_is_not_there(run: Path) -> None:
     assert which_windows([0, 1]) == "it has windows 0 and 1" and which_windows([4]) == "it has only window 4"
 
 
-def test_a_trace_is_named_for_what_it_is(run: Path, tmp_path: Path) -> None:
+def test_a_trace_is_refused_with_the_directory_of_its_run(run: Path, tmp_path: Path) -> None:
     """One that stepscope wrote is not read: its run is, and the error says from where; nor does `convert` take a trace."""
     assert stepscope("convert", run, run / "trace.json", cwd=run).returncode == 0
     done = stepscope("explain", run / "trace.json", cwd=run)

@@ -125,7 +125,7 @@ def test_undelivered_events_of_one_that_fails_are_missing(how: str, error: BaseE
     assert state == "incomplete"
 
 
-def test_one_that_fails_when_it_has_delivered_everything_lacks_nothing(tmp_path: Path) -> None:
+def test_a_backend_that_fails_after_its_last_event_lacks_nothing(tmp_path: Path) -> None:
     """Its watermark is at the end."""
     with sc.trace(output_dir=tmp_path, backends=[Failing("aclose", OSError("mine"), known=True)]) as profiler:
         profiler.step()
@@ -134,7 +134,7 @@ def test_one_that_fails_when_it_has_delivered_everything_lacks_nothing(tmp_path:
     assert trust.endswith("none dropped.") and state == ""
 
 
-def test_the_next_recording_does_not_lack_what_the_first_one_does(tmp_path: Path) -> None:
+def test_a_begin_that_failed_leaves_the_next_recording_complete(tmp_path: Path) -> None:
     """A failure counts until the next change: a recording that begins well is whole."""
     memory, backend = sc.exporters.MemoryExporter(), Failing("begin", OSError("mine"), known=True)
     schedule = sc.schedule(wait=1, warmup=0, active=1, repeat=2)
@@ -187,7 +187,7 @@ class Blocking(Closing):
 
 
 @pytest.mark.parametrize("stubborn", [False, True])
-def test_one_that_hangs_in_aclose_keeps_no_other_open(stubborn: bool, tmp_path: Path) -> None:
+def test_a_backend_that_hangs_in_aclose_leaves_no_other_open(stubborn: bool, tmp_path: Path) -> None:
     """All others are closed, and each that hangs is named by the report, `diagnostics()` and `raise_errors()`."""
     hang = [Closing(f"hang {number}", HANGS_S, stubborn=stubborn) for number in range(2)]
     good = [Closing(f"good {number}", 0.1) for number in range(3)]
@@ -220,7 +220,7 @@ async def test_backends_are_closed_although_the_time_for_it_was_over(tmp_path: P
 
 
 @pytest.mark.parametrize("method", ["open", "transition", "set_detail", "run_soon", "aclose"])
-async def test_one_that_blocks_costs_no_other_profiler_a_drain(method: str, tmp_path: Path) -> None:
+async def test_a_blocking_backend_delays_no_other_profiler(method: str, tmp_path: Path) -> None:
     """Meanwhile another profiler opens, delivers its windows, answers and closes; the first one closes in time."""
     blocking = Blocking(method)
     memory = sc.exporters.MemoryExporter()

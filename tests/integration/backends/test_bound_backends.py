@@ -17,7 +17,7 @@ import stepscope as sc
 from stepscope.backends.simulated.scripted import Deliver, Span, make_block
 from stepscope.runtime.sources.sink import Sink
 from tests.support.basics import ROOT
-from tests.support.collecting import until
+from tests.support.collecting import wait_until
 from tests.support.launch import run_to_end
 from tests.support.logged_backends import LoggedBackend
 
@@ -132,7 +132,7 @@ def test_start_and_stop_on_another_thread_are_carried_out_by_the_one_that_steps(
 
 
 @pytest.mark.parametrize("end", [sc.Profiler.stop, sc.Profiler.close])
-def test_the_bound_thread_ends_what_another_one_has_stopped(
+def test_the_bound_thread_ends_a_recording_that_another_thread_stopped(
     output_dir: Path, end: Callable[[sc.Profiler], None]
 ) -> None:
     """It waits for no step: the thread that would make one is the one that stops or closes."""
@@ -199,7 +199,7 @@ def test_recorded_events_are_delivered_while_a_bound_backend_blocks_closing(outp
     profiler = sc.trace(backends=[backend], exporters=[memory], output_dir=output_dir, options=ALWAYS_LATE)
 
     def look() -> None:
-        until(lambda: memory.windows)
+        wait_until(lambda: memory.windows)
         assert memory.names().count("work") == 1
         assert not memory.closed
 

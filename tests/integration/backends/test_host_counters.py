@@ -112,7 +112,7 @@ def test_counters_show_the_work_of_the_process(output_dir: Path) -> None:
         assert found[name] and min(found[name]) >= 0, name
 
 
-def test_only_what_was_asked_for(output_dir: Path) -> None:
+def test_only_requested_groups_are_recorded(output_dir: Path) -> None:
     """By parts; one that there is not is named with the nearest."""
     found = record(sc.backends.HostBackend(["memory"], 0.005), lambda: time.sleep(0.01), bool, output_dir)
     assert all("memory" in name or "swap" in name for name in found)
@@ -275,7 +275,7 @@ def test_counts_are_exact() -> None:
 
 
 @pytest.mark.usefixtures("perf_allowed")
-def test_why_the_processor_cannot_be_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unavailable_processor_counters_are_refused_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     """An event that there is not, a thread that has ended, and a profiler with nothing to count."""
     with refused(ProcessLookupError, "4194305"):
         perf.open_event("page faults", (1 << 22) + 1)
@@ -328,7 +328,7 @@ def test_counters_of_devices(library: str, begun: Callable[[], int], output_dir:
     )
 
 
-def test_one_device(library: str, begun: Callable[[], int], output_dir: Path) -> None:
+def test_a_device_is_chosen_by_its_number(library: str, begun: Callable[[], int], output_dir: Path) -> None:
     """Chosen by number; one that there is not is named with those that there are."""
     backend = sc.backends.NvmlBackend(["utilization"], 0.005, devices=[1], library=library)
     assert record(backend, lambda: time.sleep(0.01), bool, output_dir).keys() == {"gpu1 busy %", "gpu1 memory busy %"}

@@ -39,9 +39,9 @@ def test_memory_follows_the_process(output_dir: Path) -> None:
     backend = ProcessMemoryBackend(0.002)
     with sc.trace(backends=[backend], exporters=[memory], output_dir=output_dir, options=options):
         until_sampled(backend, 2)
-        with mmap.mmap(-1, 64 << 20) as held:  # pages that no allocator has already
+        with mmap.mmap(-1, 64 << 20) as mapping:  # pages that no allocator has already
             for _ in range(64):
-                held.write(b"x" * (1 << 20))
+                mapping.write(b"x" * (1 << 20))
             ending = time.monotonic() + 30
             while time.monotonic() < ending and not _grown(memory):
                 time.sleep(0.05)

@@ -115,7 +115,7 @@ def test_it_raises_where_the_script_says(on: Any) -> None:
         assert len(sink.losses) == 1
 
 
-def test_one_that_is_bound_refuses_other_threads() -> None:
+def test_a_bound_backend_refuses_other_threads() -> None:
     """Where a real one would crash, it raises."""
     backend, _ = opened(thread_bound=True)
     refused: list[BackendError] = []

@@ -34,7 +34,7 @@ def elsewhere(work):
     thread = threading.Thread(target=work)
     thread.start()
     thread.join()
-def tell(*profilers):
+def print_reports(*profilers):
     result = []
     for profiler, memory, backend in profilers:
         try:
@@ -67,7 +67,7 @@ def test_two_at_once(tmp_path: Path) -> None:
         add()
         for p in (b, a, c):
             p[0].close()
-        tell(a, b, c)
+        print_reports(a, b, c)
         """,
         tmp_path,
     )
@@ -100,7 +100,7 @@ def test_start_and_stop_on_a_servers_thread(tmp_path: Path) -> None:
             time.sleep(0.001)
         server.join()
         a[0].close()
-        tell(a)
+        print_reports(a)
         """,
         tmp_path,
     )
@@ -122,7 +122,7 @@ def test_the_thread_that_started_has_ended(again: str, tmp_path: Path) -> None:
             b = new("b")
             b[0].start(); add(); b[0].close()
             others.append(b)
-        tell(a, *others)
+        print_reports(a, *others)
         """,
         tmp_path,
     )

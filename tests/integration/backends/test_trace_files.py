@@ -59,7 +59,7 @@ def test_a_file_that_is_none_is_a_note(tmp_path: Path) -> None:
     assert profiler.audit() == ()
 
 
-def test_it_keeps_the_contract_of_backends(tmp_path: Path) -> None:
+def test_trace_files_keep_the_contract_of_backends(tmp_path: Path) -> None:
     """The conformance suite, with a file of torch's profiler in each window."""
     made: list[ChromeFilesBackend] = []
 

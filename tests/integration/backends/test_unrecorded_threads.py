@@ -207,7 +207,7 @@ def test_operators_of_torch_on_another_thread(mode: str, tmp_path: Path) -> None
         def spans():
             with sc.span("work"):
                 add()
-        told = []
+        results = []
         for number, (thread, work) in enumerate([(train, spans), (train, add), (serve, spans)]):
             memory, backend = sc.exporters.MemoryExporter(), sc.TorchBackend({mode!r})
             directory = "/tmp/unused-" + str(number)
@@ -216,8 +216,8 @@ def test_operators_of_torch_on_another_thread(mode: str, tmp_path: Path) -> None
             thread.submit(work).result()
             serve.submit(profiler.stop).result()
             profiler.close()
-            told.append([memory.names().count("aten::add"), *memory.windows[0].diagnostics])
-        print(json.dumps(told))
+            results.append([memory.names().count("aten::add"), *memory.windows[0].diagnostics])
+        print(json.dumps(results))
         """,
         tmp_path,
     )

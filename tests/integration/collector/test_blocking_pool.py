@@ -28,7 +28,7 @@ from stepscope.exporters.stream import protocol
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.records import WindowOpened, encode_record, run_record
 from tests.support.basics import poll
-from tests.support.collecting import ask, until
+from tests.support.collecting import send_request, wait_until
 from tests.support.collectors import answer, collecting, connected, send_frames
 from tests.support.messages import refused
 from tests.support.streams import STREAM, SYNC, frames, frames_header, hello
@@ -62,7 +62,7 @@ def hanging() -> Generator[Hanging]:
         one.go.set()
 
 
-async def test_it_takes_so_many_threads_and_no_more() -> None:
+async def test_the_pool_is_bounded() -> None:
     """Calls that hang block only their own threads; all are done in the end, and the threads end. The loop goes on meanwhile."""
     few = BlockingPool(3)
     with hanging() as one:
@@ -78,27 +78,27 @@ async def test_callers_are_answered_soon(monkeypatch: pytest.MonkeyPatch) -> Non
     """The answer says that the call hangs; further ones come at once when many wait. A late result is undone."""
     monkeypatch.setattr(blocking_pool, "PATIENCE", 0.2)
     monkeypatch.setattr(blocking_pool, "WAITING", 2)
-    asked = BlockingPool(1)
+    pool = BlockingPool(1)
     with hanging() as one:
-        calls = [asyncio.create_task(asked.ask(one.work, one.undone.append)) for _ in range(3)]
-        await poll(lambda: asked.waiting == 2)
+        calls = [asyncio.create_task(pool.try_run(one.work, one.undone.append)) for _ in range(3)]
+        await poll(lambda: pool.waiting == 2)
         with refused(StuckError):
-            await asked.ask(one.work)
+            await pool.try_run(one.work)
         for call in calls:
             with refused(StuckError):
                 await call
         one.go.set()
         await poll(lambda: one.undone)
-        assert await asked.ask(lambda: "fine", one.undone.append) == "fine"
+        assert await pool.try_run(lambda: "fine", one.undone.append) == "fine"
         assert one.undone == ["done"]
 
 
 async def test_a_cancelled_caller_waits_for_its_work() -> None:
     """And it is undone, on a thread: a file that was opened is closed before anybody else may have it."""
-    asked = BlockingPool(1)
+    pool = BlockingPool(1)
     with hanging() as one:
         undone: list[threading.Thread] = []
-        call = asyncio.create_task(asked.run(one.work, lambda _: undone.append(threading.current_thread())))
+        call = asyncio.create_task(pool.run(one.work, lambda _: undone.append(threading.current_thread())))
         await poll(lambda: one.threads)
         call.cancel()
         await asyncio.sleep(0)
@@ -110,14 +110,14 @@ async def test_a_cancelled_caller_waits_for_its_work() -> None:
 
 
 async def test_exceptions_of_a_thread_come_out() -> None:
-    """However it is asked for; also that a server of files did not answer it."""
+    """By both methods; also an error of a file server that did not answer."""
 
     def fails() -> None:
         raise TimeoutError("ETIMEDOUT")
 
-    for asked in (BlockingPool(1).run, BlockingPool(1).ask):
+    for call in (BlockingPool(1).run, BlockingPool(1).try_run):
         with pytest.raises(TimeoutError, match="ETIMEDOUT"):
-            await asked(fails)
+            await call(fails)
 
 
 async def test_lines_of_the_audit_that_find_no_room_are_counted(
@@ -149,15 +149,15 @@ async def test_lines_that_cannot_be_written_are_reported(tmp_path: Path) -> None
     async with Collector(CollectorSettings(directory=tmp_path, port=0)).serving() as url:
 
         def unwritten() -> int:
-            return int(ask(f"{url}/v1/job").json()["unwritten_lines"])
+            return int(send_request(f"{url}/v1/job").json()["unwritten_lines"])
 
-        await asyncio.to_thread(until, lambda: unwritten() == 1)
-        text = (await asyncio.to_thread(ask, f"{url}/metrics")).body.decode()
+        await asyncio.to_thread(wait_until, lambda: unwritten() == 1)
+        text = (await asyncio.to_thread(send_request, f"{url}/metrics")).body.decode()
         assert "stepscope_unwritten_audit_lines_total 1.0" in text
     (tmp_path / "audit.jsonl").rmdir()
     os.mkfifo(tmp_path / "audit.jsonl")
     async with Collector(CollectorSettings(directory=tmp_path, port=0)).serving() as url:
-        assert (await asyncio.to_thread(ask, f"{url}/healthz")).status == 200
+        assert (await asyncio.to_thread(send_request, f"{url}/healthz")).status == 200
     reading = os.open(tmp_path / "audit.jsonl", os.O_RDONLY | os.O_NONBLOCK)
     await poll(lambda: not any(thread.name == "stepscope disk" for thread in threading.enumerate()))
     os.close(reading)

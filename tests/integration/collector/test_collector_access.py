@@ -16,7 +16,7 @@ from stepscope.collector.settings import CollectorSettings
 from stepscope.collector.web.guard import MOST_ADDRESS_BYTES, MOST_PARAMETERS
 from stepscope.collector.web.tokens import ALL, MAX_TICKETS, Tickets, Token
 from tests.support.certificates import certify
-from tests.support.collecting import ask, collecting, trained, until
+from tests.support.collecting import collecting, send_request, trained, wait_until
 from tests.support.collectors import COMMAND
 from tests.support.launch import run_to_end
 from tests.support.messages import refused
@@ -43,17 +43,17 @@ def test_nothing_is_reported_without_the_token(tmp_path: Path) -> None:
                 {"Authorization": TOKEN},
                 {"Authorization": "Bearer é"},
             ):
-                answer = ask(collector.url + path, headers)
+                answer = send_request(collector.url + path, headers)
                 assert (answer.status, answer.headers["www-authenticate"]) == (401, "Bearer")
-        assert ask(f"{collector.url}/v1/job?token={TOKEN}").status == 401
+        assert send_request(f"{collector.url}/v1/job?token={TOKEN}").status == 401
         with pytest.raises(InvalidStatus) as refused:
             connect(stream_url(collector.url), additional_headers={"Authorization": "Bearer wrong"})
         assert refused.value.response.status_code == 401
         for path in ("/", "/page/app.js", "/healthz", "/openapi.json"):
-            assert ask(collector.url + path).status == 200
+            assert send_request(collector.url + path).status == 200
         trained(collector.url, 0, token=TOKEN)
-        until(lambda: collector.get("/v1/job", headers=ALLOWED)["ended"])
-        assert b"stepscope_ranks" in ask(f"{collector.url}/metrics", headers=ALLOWED).body
+        wait_until(lambda: collector.get("/v1/job", headers=ALLOWED)["ended"])
+        assert b"stepscope_ranks" in send_request(f"{collector.url}/metrics", headers=ALLOWED).body
         output = "".join(collector.stop())
     files = [tmp_path / "runs" / name for name in ("audit.jsonl", "refused.jsonl")]
     audit = [json.loads(line) for file in files for line in file.read_text().splitlines()]
@@ -69,7 +69,7 @@ def test_a_refusal_is_a_line_with_the_reason(tmp_path: Path) -> None:
         with pytest.raises(InvalidStatus):
             connect(stream_url(collector.url))
         with pytest.raises(OSError):
-            ask(collector.url.replace("http", "https") + "/healthz")
+            send_request(collector.url.replace("http", "https") + "/healthz")
         output = collector.stop()[1].splitlines()
     assert len(output) == 2 and all(" 127.0.0.1" in line and "is refused: " in line for line in output), output
     assert "the collector's token" in output[0] and "it speaks no HTTP" in output[1]
@@ -78,34 +78,40 @@ def test_a_refusal_is_a_line_with_the_reason(tmp_path: Path) -> None:
 def test_a_token_from_the_environment_may_end_with_a_line(tmp_path: Path) -> None:
     """As what a secret is mounted from does: who shows it is let in, and so is who has it in the same way."""
     with collecting(tmp_path, STEPSCOPE_TOKEN=f"{TOKEN}\n") as collector:
-        assert ask(f"{collector.url}/v1/job", headers=ALLOWED).status == 200
-        assert ask(f"{collector.url}/v1/job").status == 401
+        assert send_request(f"{collector.url}/v1/job", headers=ALLOWED).status == 200
+        assert send_request(f"{collector.url}/v1/job").status == 401
 
 
 def test_a_ticket_is_for_one_download(tmp_path: Path) -> None:
     """Only who has the token gets one, and it opens one address once."""
     with collecting(tmp_path, STEPSCOPE_TOKEN=TOKEN) as collector:
         wanted = json.dumps({"path": "/v1/windows?limit=7"}).encode()
-        assert ask(f"{collector.url}/v1/tickets", method="POST", body=wanted).status == 401
-        answer = ask(f"{collector.url}/v1/tickets", method="POST", body=wanted, headers=ALLOWED)
+        assert send_request(f"{collector.url}/v1/tickets", method="POST", body=wanted).status == 401
+        answer = send_request(f"{collector.url}/v1/tickets", method="POST", body=wanted, headers=ALLOWED)
         ticket = answer.json()["ticket"]
-        assert ask(f"{collector.url}/v1/windows?limit=7&ticket={ticket}").status == 200
-        assert ask(f"{collector.url}/v1/windows?limit=7&ticket={ticket}").status == 401
-        ticket = ask(f"{collector.url}/v1/tickets", method="POST", body=wanted, headers=ALLOWED).json()["ticket"]
-        assert ask(f"{collector.url}/v1/job?ticket={ticket}").status == 401
+        assert send_request(f"{collector.url}/v1/windows?limit=7&ticket={ticket}").status == 200
+        assert send_request(f"{collector.url}/v1/windows?limit=7&ticket={ticket}").status == 401
+        ticket = send_request(f"{collector.url}/v1/tickets", method="POST", body=wanted, headers=ALLOWED).json()[
+            "ticket"
+        ]
+        assert send_request(f"{collector.url}/v1/job?ticket={ticket}").status == 401
         for written, asked in (
             ("/v1//job/", "/v1//job/?"),
             ("/v1/job", "/v1/job/?"),
             ("/v1/job?job=", "/v1/job?job=&"),
         ):
             body = json.dumps({"path": written}).encode()
-            ticket = ask(f"{collector.url}/v1/tickets", method="POST", body=body, headers=ALLOWED).json()["ticket"]
-            assert ask(f"{collector.url}{asked}ticket={ticket}").status == 200
-        ticket = ask(f"{collector.url}/v1/tickets", method="POST", body=b'{"path": "/v1/job"}', headers=ALLOWED).json()[
-            "ticket"
-        ]
-        assert ask(f"{collector.url}/v1/job?job=&ticket={ticket}").status == 401
-        nowhere = ask(f"{collector.url}/v1/tickets", method="POST", body=b'{"path": "http://[::1"}', headers=ALLOWED)
+            ticket = send_request(f"{collector.url}/v1/tickets", method="POST", body=body, headers=ALLOWED).json()[
+                "ticket"
+            ]
+            assert send_request(f"{collector.url}{asked}ticket={ticket}").status == 200
+        ticket = send_request(
+            f"{collector.url}/v1/tickets", method="POST", body=b'{"path": "/v1/job"}', headers=ALLOWED
+        ).json()["ticket"]
+        assert send_request(f"{collector.url}/v1/job?job=&ticket={ticket}").status == 401
+        nowhere = send_request(
+            f"{collector.url}/v1/tickets", method="POST", body=b'{"path": "http://[::1"}', headers=ALLOWED
+        )
         assert nowhere.status == 200, "it opens nothing, as no request has such a path"
         for wrong, status in (
             (b"{", 400),
@@ -113,7 +119,9 @@ def test_a_ticket_is_for_one_download(tmp_path: Path) -> None:
             (b'{"path": "/", "x": 1}', 400),
             (b" " * 200_000, 413),
         ):
-            assert ask(f"{collector.url}/v1/tickets", method="POST", body=wrong, headers=ALLOWED).status == status
+            assert (
+                send_request(f"{collector.url}/v1/tickets", method="POST", body=wrong, headers=ALLOWED).status == status
+            )
 
 
 def test_long_addresses_are_refused(tmp_path: Path) -> None:
@@ -124,8 +132,8 @@ def test_long_addresses_are_refused(tmp_path: Path) -> None:
             f"/v1/job?x{'&x' * MOST_PARAMETERS}",
             f"/healthz?{'x' * 60_000}",
         ):
-            assert ask(f"{collector.url}{address}").status == 414
-        assert ask(f"{collector.url}/healthz?x{'&x' * (MOST_PARAMETERS - 1)}").status == 200
+            assert send_request(f"{collector.url}{address}").status == 414
+        assert send_request(f"{collector.url}/healthz?x{'&x' * (MOST_PARAMETERS - 1)}").status == 200
 
 
 def test_tickets_are_bounded() -> None:
@@ -139,25 +147,27 @@ def test_tickets_are_bounded() -> None:
 def test_pages_of_others_get_nothing(tmp_path: Path) -> None:
     """A name that leads to this machine is not this machine, and a page of another origin opens no stream."""
     with collecting(tmp_path) as collector:
-        assert ask(f"{collector.url}/v1/ranks", headers={"Host": "127.0.0.1.evil.example"}).status == 421
-        assert ask(f"{collector.url}/v1/ranks", headers={"Host": "[::1]:7"}).status == 200
+        assert send_request(f"{collector.url}/v1/ranks", headers={"Host": "127.0.0.1.evil.example"}).status == 421
+        assert send_request(f"{collector.url}/v1/ranks", headers={"Host": "[::1]:7"}).status == 200
         with pytest.raises(InvalidStatus) as refused:
             connect(stream_url(collector.url), origin=Origin("http://evil.example"))
         assert refused.value.response.status_code == 403
         wanted = json.dumps({"path": "/"}).encode()
         assert (
-            ask(
+            send_request(
                 f"{collector.url}/v1/tickets", method="POST", body=wanted, headers={"Origin": "https://evil.example"}
             ).status
             == 403
         )
         for path in ("/v1/ranks", f"/v1/streams/{'a' * 32}/windows/0/statistics", "/metrics"):
-            answer = ask(collector.url + path, headers={"Sec-Fetch-Site": "cross-site"})
+            answer = send_request(collector.url + path, headers={"Sec-Fetch-Site": "cross-site"})
             assert answer.status == 403 and b"another site" in answer.body, path
         for site in ("same-origin", "same-site", "none"):
-            assert ask(f"{collector.url}/v1/ranks", headers={"Sec-Fetch-Site": site}).status == 200
-        assert ask(collector.url, headers={"Sec-Fetch-Site": "cross-site"}).status == 200, "links lead to the page"
-        answer = ask(f"{collector.url}/v1/ranks", headers={"Origin": "https://evil.example"})
+            assert send_request(f"{collector.url}/v1/ranks", headers={"Sec-Fetch-Site": site}).status == 200
+        assert send_request(collector.url, headers={"Sec-Fetch-Site": "cross-site"}).status == 200, (
+            "links lead to the page"
+        )
+        answer = send_request(f"{collector.url}/v1/ranks", headers={"Origin": "https://evil.example"})
         assert "access-control-allow-origin" not in answer.headers
 
 
@@ -165,7 +175,7 @@ def test_every_answer_keeps_browsers_in_bounds(tmp_path: Path) -> None:
     """Nothing is loaded from elsewhere, framed, guessed or stored; the response does not name the server's software."""
     with collecting(tmp_path) as collector:
         for path in ("/", "/page/app.js", "/v1/ranks", "/v1/nothing", "/metrics"):
-            headers = ask(collector.url + path).headers
+            headers = send_request(collector.url + path).headers
             assert headers["content-security-policy"].startswith(
                 "default-src 'none'; script-src 'self'; style-src 'self'"
             )
@@ -204,7 +214,7 @@ def test_an_exposed_collector_takes_no_orders(tmp_path: Path) -> None:
     with collecting(tmp_path, "--host", "0.0.0.0", "--insecure") as collector:
         assert collector.get("/v1/job")["exposed"], "the page shows it to everybody"
         for body in (ORDER, b"{"):
-            answer = ask(f"{collector.url}/v1/windows", method="POST", body=body)
+            answer = send_request(f"{collector.url}/v1/windows", method="POST", body=body)
             assert answer.status == 403 and "without token and TLS" in answer.json()["detail"]
         collector.stop()
     assert [(line["method"], line["client"]) for line in orders(tmp_path, "refused")] == [("POST", "127.0.0.1")] * 2
@@ -218,10 +228,10 @@ def test_orders_need_the_token_and_leave_lines(tmp_path: Path) -> None:
     with collecting(tmp_path, STEPSCOPE_TOKEN=TOKEN) as collector:
         url = f"{collector.url}/v1/windows"
         for headers in (None, {"Authorization": f"Bearer {TOKEN}x"}, {"Authorization": "Bearer "}):
-            assert ask(url, method="POST", body=ORDER, headers=headers).status == 401
-        assert ask(url, method="POST", body=ORDER, headers=ALLOWED).status == 404
-        assert ask(url, method="POST", body=b'{"command": "arm", "steps": 0}', headers=ALLOWED).status == 400
-        assert ask(url, method="POST", body=b'{"steps": 1, "ranks": "3-1"}', headers=ALLOWED).status == 400
+            assert send_request(url, method="POST", body=ORDER, headers=headers).status == 401
+        assert send_request(url, method="POST", body=ORDER, headers=ALLOWED).status == 404
+        assert send_request(url, method="POST", body=b'{"command": "arm", "steps": 0}', headers=ALLOWED).status == 400
+        assert send_request(url, method="POST", body=b'{"steps": 1, "ranks": "3-1"}', headers=ALLOWED).status == 400
         collector.stop()
     refused = orders(tmp_path, "refused")
     assert [(line["method"], line["client"]) for line in refused] == [("POST", "127.0.0.1")] * 3

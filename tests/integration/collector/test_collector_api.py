@@ -17,10 +17,10 @@ from stepscope.collector.problems import MEDIA_TYPE
 from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.windows.window import Window
 from tests.support.basics import ROOT, require
-from tests.support.collecting import CollectorProcess, ask, collecting, trained, training, until
+from tests.support.collecting import CollectorProcess, collecting, send_request, trained, training, wait_until
 
 
-def ended(*numbers: int) -> Callable[[dict[int, Any]], bool]:
+def all_ended(*numbers: int) -> Callable[[dict[int, Any]], bool]:
     """Whether these ranks have ended, and are all that there are."""
     return lambda ranks: set(ranks) == set(numbers) and all(view["state"] == "ended" for view in ranks.values())
 
@@ -32,7 +32,7 @@ def test_ranks_are_shown_as_they_train(tmp_path: Path) -> None:
         running = [training(collector.url, rank, seconds=seconds, world=4) for rank, seconds in enumerate(speeds)]
         with running[0], running[1], running[2]:
             collector.when(lambda ranks: any(view["state"] == "connected" for view in ranks.values()))
-            ranks = collector.when(ended(0, 1, 2))
+            ranks = collector.when(all_ended(0, 1, 2))
         for rank, view in ranks.items():
             assert (view["step"], view["windows"], view["incarnation"], view["dropped"]) == (29, 3, 1, 0)
             assert view["step_ms"] > 1000 * speeds[rank]
@@ -47,7 +47,7 @@ def test_ranks_are_shown_as_they_train(tmp_path: Path) -> None:
         job = collector.get("/v1/job")
         assert (job["ranks"], job["world_size"], job["absent"], job["ended"]) == (3, 4, [3], 3)
         assert job["events"] == sum(view["events"] for view in ranks.values())
-        until(lambda: [view["rank"] for view in collector.get("/v1/ranks") if view["slow"]] == [2])
+        wait_until(lambda: [view["rank"] for view in collector.get("/v1/ranks") if view["slow"]] == [2])
         assert collector.get("/v1/job")["slow"] == collector.get("/v1/jobs")[0]["slow"] == 1
         chart = collector.get("/v1/steps?range=all&ranks=job-2of4,job-0of4,nobody")
         assert [one["id"] for one in chart["series"]] == ["job-2of4", "job-0of4"]
@@ -59,11 +59,11 @@ def test_the_state_comes_back_after_the_collector_was_killed(tmp_path: Path) -> 
     """The collector reads its state from the files again; a rank that goes on counts each event once."""
     with collecting(tmp_path) as collector:
         trained(collector.url, 0)
-        before = collector.when(ended(0))[0]
+        before = collector.when(all_ended(0))[0]
         chart = collector.get("/v1/steps?range=all&ranks=job-0")
         collector.process.kill()
     with collecting(tmp_path) as collector:
-        until(lambda: collector.get("/v1/job")["restoring"] == 0)
+        wait_until(lambda: collector.get("/v1/job")["restoring"] == 0)
         after = collector.ranks()[0]
         rates = {"events_per_s": 0.0, "bytes_per_s": 0.0}
         assert {**after, **rates} == {**before, **rates}
@@ -77,7 +77,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A collector with a rank that has ended."""
     with collecting(tmp_path_factory.mktemp("collector")) as collector:
         trained(collector.url, 0)
-        collector.when(ended(0))
+        collector.when(all_ended(0))
         yield collector
 
 
@@ -113,7 +113,7 @@ def test_windows_and_their_tables(finished: CollectorProcess) -> None:
 )
 def test_problems(finished: CollectorProcess, path: str, status: int) -> None:
     """A request that cannot be answered gets the reason, in the form of RFC 9457."""
-    answer = ask(finished.url + path.replace("STREAM", finished.ranks()[0]["stream"]))
+    answer = send_request(finished.url + path.replace("STREAM", finished.ranks()[0]["stream"]))
     assert (answer.status, answer.headers["content-type"]) == (status, "application/problem+json")
     problem = answer.json()
     assert problem["status"] == status and problem["title"] and problem["detail"]
@@ -130,14 +130,14 @@ def test_problems(finished: CollectorProcess, path: str, status: int) -> None:
 )
 def test_wrong_parameters(finished: CollectorProcess, query: str, text: str) -> None:
     """They are named with their value."""
-    answer = ask(f"{finished.url}/v1/windows?{query}")
+    answer = send_request(f"{finished.url}/v1/windows?{query}")
     assert answer.status == 400 and f"a parameter is wrong: {text}" in answer.json()["detail"]
 
 
 def test_other_methods_are_refused(finished: CollectorProcess) -> None:
     """Nothing can be written or deleted over HTTP."""
     for method in ("POST", "PUT", "DELETE"):
-        answer = ask(f"{finished.url}/v1/ranks", method=method, body=b"")
+        answer = send_request(f"{finished.url}/v1/ranks", method=method, body=b"")
         assert (answer.status, answer.headers["content-type"]) == (405, "application/problem+json")
 
 
@@ -145,16 +145,16 @@ def test_a_head_is_answered_as_a_get_without_a_body(finished: CollectorProcess) 
     """Also where the answer is made while it is sent."""
     stream = finished.ranks()[0]["stream"]
     for path in ("/", "/v1/ranks", "/metrics", "/healthz", f"/v1/streams/{stream}/journal"):
-        one, other = (ask(finished.url + path, method=method) for method in ("GET", "HEAD"))
+        one, other = (send_request(finished.url + path, method=method) for method in ("GET", "HEAD"))
         assert (one.status, other.status, other.body) == (200, 200, b"")
         assert other.headers["content-type"] == one.headers["content-type"]
-    assert ask(f"{finished.url}/v1/tickets", method="HEAD").status == 405
+    assert send_request(f"{finished.url}/v1/tickets", method="HEAD").status == 405
 
 
 @pytest.mark.parametrize("body", [b"", b"[" * 4000, b'{"path": "\xff"}', b'{"pat": "/"}'])
 def test_a_body_that_cannot_be_read(finished: CollectorProcess, body: bytes) -> None:
     """It is a fault of who sends it, and reported with the place."""
-    answer = ask(f"{finished.url}/v1/tickets", method="POST", body=body)
+    answer = send_request(f"{finished.url}/v1/tickets", method="POST", body=body)
     assert (answer.status, answer.headers["content-type"]) == (400, "application/problem+json")
     where = "line 1, column " if body else "it is empty"
     assert answer.json()["detail"].startswith(f"what was sent cannot be read: {where}")
@@ -239,7 +239,7 @@ def test_no_number_is_a_fault_of_the_collector(finished: CollectorProcess, numbe
     stream = finished.ranks()[0]["stream"]
     known = {"rank": "job-0", "stream": stream, "window": "0", "kind": "chrome"}
     for address in addresses(finished.get("/openapi.json"), known, number):
-        answer = ask(finished.url + address)
+        answer = send_request(finished.url + address)
         assert answer.status in (200, 400, 404), (address[:200], answer.status, answer.body[:300])
         if answer.status >= 400:
             assert answer.headers["content-type"] == MEDIA_TYPE and answer.json()["detail"]

@@ -16,7 +16,7 @@ from stepscope.collector.retention.storage import Measurement, Storage
 from stepscope.collector.settings import CollectorSettings
 from stepscope.collector.web.live_events import LiveEvents
 from tests.support.basics import poll
-from tests.support.collecting import ask, until
+from tests.support.collecting import send_request, wait_until
 from tests.support.messages import check_messages
 from tests.system.collector.test_collector_page import quiet_page
 
@@ -56,8 +56,8 @@ async def test_everybody_sees_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
     def look(url: str) -> None:
         part = {"name": "storage", "problem": "RuntimeError: a fault of ours"}
-        until(lambda: part in ask(f"{url}/v1/job").json()["parts"])
-        text = ask(f"{url}/metrics").body.decode()
+        wait_until(lambda: part in send_request(f"{url}/v1/job").json()["parts"])
+        text = send_request(f"{url}/metrics").body.decode()
         assert 'stepscope_part_ended{part="storage"} 1.0' in text
         assert 'stepscope_part_ended{part="restoring"} 0.0' in text
         with quiet_page() as page:

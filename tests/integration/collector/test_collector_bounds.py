@@ -33,8 +33,8 @@ from stepscope.runtime.events.record import Block, EventBatch, Kind, empty_block
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.records import run_record
 from tests.support.basics import poll, require
-from tests.support.collecting import ask, trained, until
 from tests.support.collecting import collecting as collecting_apart
+from tests.support.collecting import send_request, trained, wait_until
 from tests.support.collectors import answer, collecting, connected, send_frames, welcomed
 from tests.support.journals import events_payloads
 from tests.support.messages import refused
@@ -56,7 +56,7 @@ async def test_a_connection_that_says_nothing_is_ended(tmp_path: Path, monkeypat
             assert isinstance(await answer(one), protocol.Pong)
 
 
-def test_libraries_without_what_bounds_need_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_library_that_cannot_bound_messages_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before anything listens: without the bound of a message anybody could fill the memory."""
     monkeypatch.setattr(web_protocols, "ServerProtocol", object)
     with refused(ImportError, "max_message_size", "websockets", "pip install 'stepscope[collector]'"):
@@ -114,9 +114,9 @@ def test_connections_leave_files_for_streams(tmp_path: Path) -> None:
         for made in idle:
             with contextlib.suppress(ConnectionError):
                 made.sendall(b"GET /")
-        assert ask(f"{collector.url}/healthz").status == 200
+        assert send_request(f"{collector.url}/healthz").status == 200
         trained(collector.url, 0)
-        until(lambda: collector.get("/v1/job")["ended"])
+        wait_until(lambda: collector.get("/v1/job")["ended"])
         for made in idle:
             made.close()
         assert "there can be 34 streams and 17 other connections" in collector.stop()[1]
@@ -220,7 +220,7 @@ async def test_frames_that_the_disk_has_lost_are_not_confirmed(tmp_path: Path, m
         assert running.journal().read_bytes() == fmt.encode_file_header(SYNC) + frames(0, 5)
 
 
-def test_steps_beyond_what_exporters_send_at_once_are_not_unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_message_with_too_many_steps_is_not_unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
     """A message that unpacks to gigabytes of steps costs the collector's loop as little as any other."""
     block = empty_block(60_000)
     block["kind"], block["ts"] = int(Kind.SPAN), range(60_000)

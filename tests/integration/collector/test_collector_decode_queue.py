@@ -95,7 +95,7 @@ async def test_a_message_of_many_frames_does_not_hold_the_loop(tmp_path: Path) -
         assert stream.bytes == running.journal().stat().st_size and not stream.undecodable
 
 
-async def test_all_of_it_counts_though_its_connection_goes(tmp_path: Path) -> None:
+async def test_all_parts_of_a_message_count_though_its_connection_ends(tmp_path: Path) -> None:
     """Another connection of the stream takes over in the midst of it, and goes on behind it."""
     async with collecting(tmp_path) as running:
         async with connected(running.url) as one, connected(running.url) as other:

@@ -22,7 +22,7 @@ from stepscope.exporters.stream import protocol
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.records import EndRecord
 from tests.support.basics import missing
-from tests.support.collecting import CollectorProcess, ask, collecting, trained, until
+from tests.support.collecting import CollectorProcess, collecting, send_request, trained, wait_until
 from tests.support.disks import hanging_disk
 from tests.support.streams import SYNC, frames, frames_header, hello
 from tests.unit.collector.test_collector_live import record_frame
@@ -72,7 +72,7 @@ def test_a_frozen_disk(tmp_path: Path) -> None:
         contextlib.ExitStack() as stack,
     ):
         trained(collector.url, 0, token=TOKEN)
-        until(lambda: collector.get("/v1/job", ALLOWED)["ended"])
+        wait_until(lambda: collector.get("/v1/job", ALLOWED)["ended"])
         one, two = (stack.enter_context(joined(collector)) for _ in range(2))
         for number, made in enumerate((one, two)):
             made.send(hello(stream=stream_id(number)))
@@ -91,17 +91,17 @@ def test_a_frozen_disk(tmp_path: Path) -> None:
             made.send(hello(stream=stream_id(number)))
         pool = stack.enter_context(ThreadPoolExecutor())
         download = f"{collector.url}/v1/windows/0/chrome"
-        wanted = [pool.submit(ask, download, ALLOWED) for _ in range(2)]
+        wanted = [pool.submit(send_request, download, ALLOWED) for _ in range(2)]
         for _ in range(20):
-            assert ask(f"{collector.url}/v1/ranks").status == 401
-            assert ask(f"{collector.url}/healthz").status == 200
+            assert send_request(f"{collector.url}/v1/ranks").status == 401
+            assert send_request(f"{collector.url}/healthz").status == 200
         two.send(protocol.encode(protocol.Ping(17)))
         pong = next_message(two)
         assert isinstance(pong, protocol.Pong) and pong.sent == 17
-        until(lambda: "does not answer" in collector.get("/v1/job", ALLOWED)["storage"]["problem"])
+        wait_until(lambda: "does not answer" in collector.get("/v1/job", ALLOWED)["storage"]["problem"])
         waits = next(
             line
-            for line in ask(f"{collector.url}/metrics", ALLOWED).body.decode().splitlines()
+            for line in send_request(f"{collector.url}/metrics", ALLOWED).body.decode().splitlines()
             if line.startswith("stepscope_disk_wait_seconds")
         )
         assert float(waits.split()[1]) > 0
@@ -118,8 +118,8 @@ def test_a_frozen_disk(tmp_path: Path) -> None:
             assert isinstance(next_message(made), protocol.Welcome)
             made.send(protocol.encode(frames_header(0, 1), frames(0, 1)))
             assert next_message(made) == protocol.Ack(1)
-        assert ask(download, ALLOWED).status == 200
-        until(lambda: collector.get("/v1/job", ALLOWED)["storage"]["problem"] == "")
+        assert send_request(download, ALLOWED).status == 200
+        wait_until(lambda: collector.get("/v1/job", ALLOWED)["storage"]["problem"] == "")
         for made in (one, two, *waiting):
             made.close()
         log = collector.stop()[1]
@@ -157,11 +157,11 @@ def test_the_loop_asks_nothing_of_the_disk(tmp_path: Path) -> None:
     directory, report = tmp_path / "c", tmp_path / "calls"
     with collecting(directory, STEPSCOPE_TOKEN=TOKEN) as collector:
         trained(collector.url, 0, token=TOKEN)
-        until(lambda: collector.get("/v1/job", ALLOWED)["ended"] == 1)
+        wait_until(lambda: collector.get("/v1/job", ALLOWED)["ended"] == 1)
         stream = collector.get("/v1/ranks", ALLOWED)[0]["stream"]
         with traced(collector.process.pid, report):
             trained(collector.url, 1, token=TOKEN, steps=10)
-            until(lambda: collector.get("/v1/job", ALLOWED)["ended"] == 2)
+            wait_until(lambda: collector.get("/v1/job", ALLOWED)["ended"] == 2)
             with joined(collector) as one:
                 one.send(hello(stream=stream_id(1)))
                 assert isinstance(next_message(one), protocol.Welcome)
@@ -169,7 +169,7 @@ def test_the_loop_asks_nothing_of_the_disk(tmp_path: Path) -> None:
                 end = b"".join(bytes(part) for part in fmt.encode_frame(SYNC, kind, 0, [body], flags))
                 one.send(protocol.encode(frames_header(0, 1), end))
                 assert next_message(one) == protocol.Ack(1)
-            assert ask(f"{collector.url}/v1/ranks").status == 401
+            assert send_request(f"{collector.url}/v1/ranks").status == 401
             of_stream = f"/v1/streams/{stream}"
             for path, status in (
                 ("/v1/windows/0/chrome", 200),
@@ -180,8 +180,8 @@ def test_the_loop_asks_nothing_of_the_disk(tmp_path: Path) -> None:
                 ("/v1/steps", 200),
                 ("/metrics", 200),
             ):
-                assert ask(collector.url + path, ALLOWED).status == status, path
-            ordered = ask(f"{collector.url}/v1/windows", ALLOWED, method="POST", body=b'{"steps": 1}')
+                assert send_request(collector.url + path, ALLOWED).status == status, path
+            ordered = send_request(f"{collector.url}/v1/windows", ALLOWED, method="POST", body=b'{"steps": 1}')
             assert ordered.status == 404
         lines = report.read_text().splitlines()
     assert any("epoll" in line for line in lines)

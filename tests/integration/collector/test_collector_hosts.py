@@ -21,8 +21,8 @@ from stepscope.exporters.specimens import batch_of, run_in, spans
 from stepscope.runtime.journal.writer import JournalWriter
 from tests.support.basics import poll
 from tests.support.certificates import certify
-from tests.support.collecting import ask, trained, until
 from tests.support.collecting import collecting as collecting_apart
+from tests.support.collecting import send_request, trained, wait_until
 from tests.support.collectors import collecting, journals
 from tests.support.commands import stepscope
 from tests.support.messages import refused
@@ -46,7 +46,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 def status(url: str, host: str, tls: ssl.SSLContext | None = None) -> int:
     """How a request for a host is answered."""
-    return ask(f"{url.replace('0.0.0.0', '127.0.0.1')}/v1/jobs", {**ALLOWED, "Host": host}, tls=tls).status
+    return send_request(f"{url.replace('0.0.0.0', '127.0.0.1')}/v1/jobs", {**ALLOWED, "Host": host}, tls=tls).status
 
 
 def test_a_name_that_leads_here_is_not_ours(tmp_path: Path) -> None:
@@ -66,7 +66,7 @@ def test_a_name_that_leads_here_is_not_ours(tmp_path: Path) -> None:
             assert status(collector.url, host) == 421, host
         url = collector.url.replace("0.0.0.0", "127.0.0.1")
         for path in ("/", "/healthz", "/metrics"):
-            assert ask(url + path, {"Host": "evil.example"}).status == 421
+            assert send_request(url + path, {"Host": "evil.example"}).status == 421
         assert "any host name" not in collector.stop()[1]
 
 
@@ -105,7 +105,7 @@ def test_pages_of_other_ports_start_no_download(tmp_path: Path) -> None:
     """They cannot read it, but two of them keep others waiting; by hand, from the page or from a script it goes."""
     with collecting_apart(tmp_path) as collector:
         trained(collector.url, 0, world=1)
-        (rank,) = until(lambda: [one for one in collector.get("/v1/ranks") if one["state"] == "ended"])
+        (rank,) = wait_until(lambda: [one for one in collector.get("/v1/ranks") if one["state"] == "ended"])
         stream = f"/v1/streams/{rank['stream']}"
         for path in (
             f"{stream}/journal",
@@ -114,8 +114,8 @@ def test_pages_of_other_ports_start_no_download(tmp_path: Path) -> None:
             "/v1/windows/0/chrome",
         ):
             for site, expected in (("same-site", 403), ("cross-site", 403), ("same-origin", 200), ("none", 200)):
-                assert ask(collector.url + path, {"Sec-Fetch-Site": site}).status == expected, (path, site)
-            assert ask(collector.url + path).status == 200
+                assert send_request(collector.url + path, {"Sec-Fetch-Site": site}).status == expected, (path, site)
+            assert send_request(collector.url + path).status == 200
 
 
 def handshake(
@@ -161,11 +161,11 @@ def test_client_certificates(tmp_path: Path, certificate: tuple[Path, Path], cli
             if wrong:
                 tls.load_cert_chain(*wrong)
             with pytest.raises(OSError):
-                ask(f"{collector.url}/healthz", tls=tls)
+                send_request(f"{collector.url}/healthz", tls=tls)
         tls.load_cert_chain(shown, its_key)
-        assert ask(f"{collector.url}/healthz", tls=tls).status == 200
-        assert ask(f"{collector.url}/v1/jobs", tls=tls).status == 401, "it is no token"
-        assert ask(f"{collector.url}/v1/jobs", ALLOWED, tls=tls).status == 200
+        assert send_request(f"{collector.url}/healthz", tls=tls).status == 200
+        assert send_request(f"{collector.url}/v1/jobs", tls=tls).status == 401, "it is no token"
+        assert send_request(f"{collector.url}/v1/jobs", ALLOWED, tls=tls).status == 200
         token = tmp_path / "token"
         token.write_text(TOKEN)
         command = (

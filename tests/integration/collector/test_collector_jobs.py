@@ -32,7 +32,7 @@ from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.records import WindowOpened, WindowRecord
 from stepscope.runtime.requests.command import Answer, Command
 from tests.support.basics import at_once
-from tests.support.collecting import CollectorProcess, ask, collecting, trained, training, until
+from tests.support.collecting import CollectorProcess, collecting, send_request, trained, training, wait_until
 from tests.support.streams import CONNECTION
 from tests.system.collector.test_collector_page import quiet_page
 from tests.unit.collector.test_collector_live import SECOND, START, record_frame, run_of, steps, sync
@@ -89,16 +89,16 @@ def test_two_jobs_of_the_same_name_and_size(tmp_path: Path, capsys: pytest.Captu
         training(collector.url, 0, name="stepscope", world=1, steps=10_000) as one,
         training(collector.url, 0, name="stepscope", world=1, steps=10_000) as other,
     ):
-        (view,) = until(lambda: [view for view in collector.get("/v1/ranks") if view["others"]])
+        (view,) = wait_until(lambda: [view for view in collector.get("/v1/ranks") if view["others"]])
         (text,) = view["others"]
         assert {view["pid"], int(text.rpartition("(pid ")[2].rstrip(")"))} == {one.pid, other.pid}
         assert collector.get("/v1/job")["shared"] == 1
-        assert "stepscope_shared_ranks 1.0" in ask(f"{collector.url}/metrics").body.decode()
+        assert "stepscope_shared_ranks 1.0" in send_request(f"{collector.url}/metrics").body.decode()
         with quiet_page() as page:
             page.goto(collector.url)
             page.get_by_text("rank 0 is several processes at once").wait_for()
             page.get_by_text("If these are several jobs, name them").wait_for()
-        until(lambda: collector.get("/v1/ranks")[0]["windows"])
+        wait_until(lambda: collector.get("/v1/ranks")[0]["windows"])
     assert main(["merge", str(tmp_path / "c"), "--out", str(tmp_path / "job.pftrace")]) == 0
     assert "do two processes have one rank?" in capsys.readouterr().out
 
@@ -120,7 +120,7 @@ def test_a_rank_that_was_started_again_is_one_process() -> None:
     assert rank.others == []
 
 
-async def test_listeners_to_several_jobs_get_what_has_changed() -> None:
+async def test_listeners_get_the_changes_of_their_own_job() -> None:
     """Each of its own job only; one to a job that comes later hears of it then."""
     streams = Streams(64)
     for number, job in enumerate(("one", "two")):

@@ -24,7 +24,7 @@ from stepscope.runtime.events.record import EventBatch
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.records import EndRecord, RunRecord, WindowOpened, WindowRecord, encode_record
 from tests.support.basics import at_once
-from tests.support.collecting import CollectorProcess, ask, collecting, until
+from tests.support.collecting import CollectorProcess, collecting, send_request, wait_until
 from tests.support.collectors import COMMAND, answer, connected
 from tests.support.collectors import collecting as collecting_here
 from tests.support.journals import events_payloads
@@ -245,11 +245,11 @@ def test_a_first_life_is_delivered_while_the_second_is_over(tmp_path: Path) -> N
         assert start_rank(collector.url, tmp_path, Rank(rank=0, first_step=5), 1).wait(60) == 0
         second = collector.when(lambda ranks: ranks[0]["incarnation"] == 2 and ranks[0]["state"] == "ended")[0]
         delivered(collector, tmp_path)
-        view = until(lambda: (view := collector.ranks()[0])["incarnation"] == 2 and view)
+        view = wait_until(lambda: (view := collector.ranks()[0])["incarnation"] == 2 and view)
         assert view["stream"] == second["stream"], "the latest start stays the latest"
         _check(collector, view)
     with collecting(tmp_path / "c") as collector:
-        until(lambda: collector.get("/v1/job")["restoring"] == 0)
+        wait_until(lambda: collector.get("/v1/job")["restoring"] == 0)
         _check(collector, view)
 
 
@@ -257,12 +257,12 @@ def _check(collector: CollectorProcess, view: Any) -> None:
     streams = collector.get(f"/v1/ranks/{view['id']}")["streams"]
     assert [one["state"] for one in streams] == ["ended", "ended"]
     # The state of the job may be a moment old.
-    until(lambda: collector.get("/v1/job")["events"] == sum(one["events"] for one in streams))
+    wait_until(lambda: collector.get("/v1/job")["events"] == sum(one["events"] for one in streams))
     windows = {one["index"]: one for one in collector.get("/v1/windows")}
     assert sorted(windows) == [0, 1]
     rows = collector.get("/v1/windows/1")["ranks"]
     assert [(row["start"], row["window"]["index"]) for row in rows] == [(1, 1), (2, 0)]
-    found = ask(f"{collector.url}/v1/windows/1/chrome?job={windows[1]['job_id'].replace(' ', '%20')}")
+    found = send_request(f"{collector.url}/v1/windows/1/chrome?job={windows[1]['job_id'].replace(' ', '%20')}")
     assert found.status == 200, found.body
     events = _events(found.body)
     assert sum(event["name"] == "compute" for event in events) == 3 + 5, "steps 5 to 7, and 5 to 9"

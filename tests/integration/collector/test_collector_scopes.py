@@ -33,7 +33,7 @@ from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.records import encode_record
 from stepscope.runtime.loop_threads.ending_tasks import end_tasks
 from tests.support.basics import poll
-from tests.support.collecting import Answer, CollectorProcess, ask, trained, training, until
+from tests.support.collecting import Answer, CollectorProcess, send_request, trained, training, wait_until
 from tests.support.collecting import collecting as collecting_apart
 from tests.support.collectors import Running, answer, collecting, connected, journals
 from tests.support.messages import refused
@@ -92,7 +92,7 @@ def test_each_scope_allows_its_own_requests(tmp_path: Path) -> None:
             return stream_status(collector.url, token)
 
         def orders(token: str) -> Answer:
-            return ask(f"{collector.url}/v1/windows", bearer(token), method="POST", body=ORDER)
+            return send_request(f"{collector.url}/v1/windows", bearer(token), method="POST", body=ORDER)
 
         for token, scopes in {
             ADMIN: {"ingest", "read", "control"},
@@ -103,10 +103,10 @@ def test_each_scope_allows_its_own_requests(tmp_path: Path) -> None:
         }.items():
             status, answer = sends(token)
             assert status == (426 if "ingest" in scopes else 403), (token, answer)  # it does not offer the protocol
-            assert ask(f"{collector.url}/v1/jobs", bearer(token)).status == (200 if "read" in scopes else 403)
+            assert send_request(f"{collector.url}/v1/jobs", bearer(token)).status == (200 if "read" in scopes else 403)
             for path in ("/v1/events", "/metrics", f"/v1/streams/{'a' * 32}/journal"):
                 if "read" not in scopes:
-                    answered = ask(collector.url + path, bearer(token))
+                    answered = send_request(collector.url + path, bearer(token))
                     assert answered.status == 403 and "does not allow to read" in answered.json()["detail"]
                     assert answered.headers["www-authenticate"] == 'Bearer error="insufficient_scope", scope="read"'
             found = orders(token)
@@ -114,7 +114,7 @@ def test_each_scope_allows_its_own_requests(tmp_path: Path) -> None:
             if "control" not in scopes:
                 assert "it lacks the scope 'control' (--control-token-file)" in found.json()["detail"]
         for token in (f"{READ}x", READ[:-1], f"{READ} {READ}-2", ""):
-            assert (orders(token).status, ask(f"{collector.url}/v1/jobs", bearer(token)).status) == (401, 401)
+            assert (orders(token).status, send_request(f"{collector.url}/v1/jobs", bearer(token)).status) == (401, 401)
         assert sends("x" * 20)[0] == 401
         output = "".join(collector.stop())
     assert not any(token in output for token in (ADMIN, INGEST, READ, CONTROL))
@@ -126,21 +126,21 @@ def test_a_path_written_in_another_way_needs_the_same_scope(tmp_path: Path) -> N
     with collecting_apart(tmp_path / "c", *options(files)) as collector:
         for path in ("/v1/windows/", "//v1/windows", "/v1//windows//", "/v1%2Fwindows", "/v1/windows%2F"):
             for token, status in ((READ, 403), (CONTROL, 404)):
-                answered = ask(f"{collector.url}{path}", bearer(token), method="POST", body=ORDER)
+                answered = send_request(f"{collector.url}{path}", bearer(token), method="POST", body=ORDER)
                 assert answered.status == status, (path, answered.body)
         for path in ("//healthz/", "/healthz"):
-            assert ask(f"{collector.url}{path}").status == 200
+            assert send_request(f"{collector.url}{path}").status == 200
         site = {**bearer(READ), "Sec-Fetch-Site": "same-site"}
-        assert ask(f"{collector.url}/v1//streams/{'a' * 32}/journal/", site).status == 403
+        assert send_request(f"{collector.url}/v1//streams/{'a' * 32}/journal/", site).status == 403
 
 
 def test_a_scope_without_a_token_is_closed(tmp_path: Path) -> None:
     """One file is enough that nobody comes without a token; the environment's token does not count then."""
     files = token_files(tmp_path, ingest=INGEST)
     with collecting_apart(tmp_path / "c", *options(files), STEPSCOPE_TOKEN=ADMIN) as collector:
-        assert ask(f"{collector.url}/v1/jobs").status == 401
-        assert ask(f"{collector.url}/v1/jobs", bearer(ADMIN)).status == 401
-        assert ask(f"{collector.url}/v1/jobs", bearer(INGEST)).status == 403
+        assert send_request(f"{collector.url}/v1/jobs").status == 401
+        assert send_request(f"{collector.url}/v1/jobs", bearer(ADMIN)).status == 401
+        assert send_request(f"{collector.url}/v1/jobs", bearer(INGEST)).status == 403
         trained(collector.url, 0, token=INGEST)
         assert "no token is set" not in collector.stop()[1]
 
@@ -152,16 +152,16 @@ def test_a_ticket_has_the_rights_of_its_token(tmp_path: Path) -> None:
 
         def ticket(token: str, path: str) -> Answer:
             body = json.dumps({"path": path}).encode()
-            return ask(f"{collector.url}/v1/tickets", bearer(token), method="POST", body=body)
+            return send_request(f"{collector.url}/v1/tickets", bearer(token), method="POST", body=body)
 
         assert ticket(INGEST, "/v1/jobs").status == 403
         for path, status in (("/v1/ranks?job=one", 200), ("/v1/ranks?job=two", 403)):
             shown = ticket(READ, path).json()["ticket"]
-            assert ask(f"{collector.url}{path}&ticket={shown}").status == status
+            assert send_request(f"{collector.url}{path}&ticket={shown}").status == status
         shown = ticket(READ, "/v1/jobs").json()["ticket"]
         replace(files["read_token_file"], f"job=one {READ}-2")
-        until(lambda: ask(f"{collector.url}/v1/jobs", bearer(READ)).status == 401)
-        assert ask(f"{collector.url}/v1/jobs?ticket={shown}").status in (401, 403)
+        wait_until(lambda: send_request(f"{collector.url}/v1/jobs", bearer(READ)).status == 401)
+        assert send_request(f"{collector.url}/v1/jobs?ticket={shown}").status in (401, 403)
 
 
 @pytest.fixture(scope="module")
@@ -178,7 +178,7 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> Generator[CollectorProcess
     with collecting_apart(directory / "c", *options(files)) as collector:
         trained(collector.url, 0, token=INGEST, name="one", world=1)
         trained(collector.url, 0, token=ADMIN, name="two", world=1)
-        until(lambda: [one["state"] for one in collector.get("/v1/ranks", bearer(ADMIN))] == ["ended"] * 2)
+        wait_until(lambda: [one["state"] for one in collector.get("/v1/ranks", bearer(ADMIN))] == ["ended"] * 2)
         yield collector
 
 
@@ -202,7 +202,7 @@ def test_a_token_of_a_job_shows_that_job_only(jobs: CollectorProcess) -> None:
         assert [series["id"] for series in get(f"/v1/steps?range=all&ranks={ids}")["series"]] == [every[own]["id"]]
         assert {window["job_id"] for window in get("/v1/windows")} == {own}
         assert get("/v1/windows/0")["window"]["job_id"] == own
-        metrics = ask(f"{jobs.url}/metrics", bearer(token)).body.decode()
+        metrics = send_request(f"{jobs.url}/metrics", bearer(token)).body.decode()
         assert f'id="{every[own]["id"]}"' in metrics and f'id="{every[other]["id"]}"' not in metrics
         for path in (
             "/v1/job",
@@ -213,7 +213,7 @@ def test_a_token_of_a_job_shows_that_job_only(jobs: CollectorProcess) -> None:
             "/v1/windows/0/chrome",
             "/v1/events",
         ):
-            answered = ask(f"{jobs.url}{path}?job={quote(other)}", bearer(token))
+            answered = send_request(f"{jobs.url}{path}?job={quote(other)}", bearer(token))
             assert answered.status == 403 and f"for the job '{own}' only" in answered.json()["detail"], path
         with events(jobs.url, token) as first:
             assert [view["job_id"] for view in first["ranks"]] == [own]
@@ -233,11 +233,11 @@ def test_a_token_of_a_job_downloads_that_job_only(jobs: CollectorProcess) -> Non
             f"/v1/streams/{stream}/windows/0/statistics",
             f"/v1/streams/{stream}/windows/0/chrome",
         ):
-            assert ask(jobs.url + path, bearer(READ)).status == status, path
-            assert ask(jobs.url + path, bearer(ADMIN)).status == 200, path
-    merged = ask(f"{jobs.url}/v1/windows/0/chrome", bearer(READ))
+            assert send_request(jobs.url + path, bearer(READ)).status == status, path
+            assert send_request(jobs.url + path, bearer(ADMIN)).status == 200, path
+    merged = send_request(f"{jobs.url}/v1/windows/0/chrome", bearer(READ))
     assert merged.status == 200, "there is one job with this window"
-    assert ask(f"{jobs.url}/v1/windows/0/chrome", bearer(ADMIN)).status == 409
+    assert send_request(f"{jobs.url}/v1/windows/0/chrome", bearer(ADMIN)).status == 409
 
 
 def test_a_token_of_a_job_orders_windows_of_that_job_only(jobs: CollectorProcess) -> None:
@@ -249,9 +249,11 @@ def test_a_token_of_a_job_orders_windows_of_that_job_only(jobs: CollectorProcess
 
         def order(token: str, **fields: str) -> Answer:
             body = json.dumps({"command": "status", "patience": 0.5, **fields}).encode()
-            return ask(f"{jobs.url}/v1/windows", bearer(token), method="POST", body=body)
+            return send_request(f"{jobs.url}/v1/windows", bearer(token), method="POST", body=body)
 
-        until(lambda: len([one for one in jobs.get("/v1/ranks", bearer(ADMIN)) if one["state"] == "connected"]) == 2)
+        wait_until(
+            lambda: len([one for one in jobs.get("/v1/ranks", bearer(ADMIN)) if one["state"] == "connected"]) == 2
+        )
         refusal = order(CONTROL, job="two x1")
         assert refusal.status == 403 and "for the job 'one x1' only" in refusal.json()["detail"]
         for fields in ({}, {"job": "one x1"}):
@@ -327,7 +329,7 @@ async def serving(directory: Path, files: dict[str, Any]) -> AsyncGenerator[Runn
 
 async def status(running: Running, token: str) -> int:
     """How a request with a token is answered."""
-    return (await asyncio.to_thread(ask, f"http://127.0.0.1:{running.port}/v1/jobs", bearer(token))).status
+    return (await asyncio.to_thread(send_request, f"http://127.0.0.1:{running.port}/v1/jobs", bearer(token))).status
 
 
 async def test_tokens_are_replaced_without_a_pause(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from stepscope.collector.web import web_protocols
 from stepscope.exporters.stream import protocol
 from stepscope.runtime.errors import INCOMPLETE
 from tests.support.basics import children, poll
-from tests.support.collecting import ask, until
+from tests.support.collecting import send_request, wait_until
 from tests.support.collectors import answer, collecting, connected
 from tests.support.messages import refused
 from tests.support.streams import STREAM, frames, frames_header, hello
@@ -43,12 +43,12 @@ def kind(program: str, *, grows: bool = True) -> Download:
     return Download(name="x", suffix=".x", command=command, grows=grows)
 
 
-async def whole(chunks: AsyncGenerator[bytes]) -> bytes:
+async def joined(chunks: AsyncGenerator[bytes]) -> bytes:
     """Everything that comes."""
     return b"".join([chunk async for chunk in chunks])
 
 
-def left(directory: Path) -> list[Path]:
+def remaining_files(directory: Path) -> list[Path]:
     """Files of downloads that were not removed."""
     return list((directory / "downloads").iterdir())
 
@@ -81,8 +81,8 @@ async def test_a_file_is_sent_while_it_is_written(tmp_path: Path, grows: bool) -
     await asyncio.wait({first}, timeout=60 if grows else 1.0)
     assert first.done() == grows and (not grows or first.result() == b"a" * 100_000)
     go.touch()
-    assert await first + await whole(chunks) == b"a" * 100_000 + b"b" * 50_000
-    assert not left(tmp_path)
+    assert await first + await joined(chunks) == b"a" * 100_000 + b"b" * 50_000
+    assert not remaining_files(tmp_path)
 
 
 async def test_a_file_that_breaks_off_is_no_whole_one(tmp_path: Path) -> None:
@@ -92,8 +92,8 @@ async def test_a_file_that_breaks_off_is_no_whole_one(tmp_path: Path) -> None:
     assert await anext(chunks)
     go.touch()
     with refused(RuntimeError, "the disk is full"):
-        await whole(chunks)
-    assert not left(tmp_path)
+        await joined(chunks)
+    assert not remaining_files(tmp_path)
 
 
 async def test_the_writer_is_ended_when_nobody_reads(tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ async def test_the_writer_is_ended_when_nobody_reads(tmp_path: Path) -> None:
     assert await anext(chunks)
     assert children(os.getpid()) - before
     await chunks.aclose()
-    assert not children(os.getpid()) - before and not left(tmp_path)
+    assert not children(os.getpid()) - before and not remaining_files(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -117,23 +117,25 @@ async def test_the_writer_is_ended_when_nobody_reads(tmp_path: Path) -> None:
         ),
     ],
 )
-async def test_one_that_takes_too_much_is_ended(tmp_path: Path, program: str, bounds: Bounds, facts: list[str]) -> None:
+async def test_a_download_that_exceeds_its_bounds_is_ended(
+    tmp_path: Path, program: str, bounds: Bounds, facts: list[str]
+) -> None:
     """The client gets the reason, no file of it is left, and the next one is made."""
     downloads = Downloads(tmp_path, bounds)
     before = children(os.getpid())
     with refused(ProblemError, *facts, snapshot=False):  # with a traceback, which versions of Python write differently
-        await whole(downloads.send(kind(program, grows=False), [], 0))
-    assert not left(tmp_path) and children(os.getpid()) == before
-    assert await whole(downloads.send(kind("open({}, 'wb').write(b'fine')"), [], 0)) == b"fine"
+        await joined(downloads.send(kind(program, grows=False), [], 0))
+    assert not remaining_files(tmp_path) and children(os.getpid()) == before
+    assert await joined(downloads.send(kind("open({}, 'wb').write(b'fine')"), [], 0)) == b"fine"
 
 
-async def test_one_that_takes_too_long_breaks_off(tmp_path: Path) -> None:
+async def test_a_download_that_exceeds_its_time_breaks_off(tmp_path: Path) -> None:
     """The client does not take the sent part for a whole file."""
     downloads = Downloads(tmp_path, Bounds(seconds=5.0))
     chunks = downloads.send(kind("import time; open({}, 'wb').write(b'x' * 100_000); time.sleep(1000)"), [], 0)
     with refused(RuntimeError, "5 seconds"):
-        await whole(chunks)
-    assert not left(tmp_path)
+        await joined(chunks)
+    assert not remaining_files(tmp_path)
 
 
 async def test_only_the_end_of_its_output_is_stored(tmp_path: Path) -> None:
@@ -141,14 +143,14 @@ async def test_only_the_end_of_its_output_is_stored(tmp_path: Path) -> None:
     downloads = Downloads(tmp_path)
     program = "import sys; [sys.stderr.write('y' * 65536) for _ in range(300)]; sys.exit('the end')"
     with refused(ProblemError, "the end") as caught:
-        await whole(downloads.send(kind(program), [], 0))
+        await joined(downloads.send(kind(program), [], 0))
     assert len(caught.value.detail) < 400
 
 
 async def test_a_file_that_lacks_a_journal_is_sent(tmp_path: Path) -> None:
     """A merge that could not read all journals has written the others."""
     program = f"import sys; open({{}}, 'wb').write(b'the others'); sys.exit({INCOMPLETE})"
-    assert await whole(Downloads(tmp_path).send(kind(program), [], 0)) == b"the others"
+    assert await joined(Downloads(tmp_path).send(kind(program), [], 0)) == b"the others"
 
 
 async def test_a_disk_that_hangs_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,7 +167,7 @@ async def test_a_disk_that_hangs_is_reported(tmp_path: Path, monkeypatch: pytest
     downloads = Downloads(tmp_path)
     try:
         with refused(StuckError):
-            await asyncio.wait_for(whole(downloads.journal(tmp_path / "journal")), 30)
+            await asyncio.wait_for(joined(downloads.journal(tmp_path / "journal")), 30)
     finally:
         free.set()
 
@@ -175,9 +177,9 @@ async def test_a_reader_that_is_too_slow_is_given_up(tmp_path: Path) -> None:
     program = "open({}, 'wb').write(b'x' * 1_000_000)"
     impatient = Downloads(tmp_path, Bounds(grace=0.0, least_rate=1e15))
     with refused(RuntimeError, "262144", snapshot=False):  # it has the time that it took
-        await whole(impatient.send(kind(program), [], 0))
-    assert not left(tmp_path)
-    assert len(await whole(Downloads(tmp_path).send(kind(program), [], 0))) == 1_000_000
+        await joined(impatient.send(kind(program), [], 0))
+    assert not remaining_files(tmp_path)
+    assert len(await joined(Downloads(tmp_path).send(kind(program), [], 0))) == 1_000_000
 
 
 async def test_a_reader_that_stalls_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,7 +194,7 @@ async def test_a_reader_that_stalls_is_cut(tmp_path: Path, monkeypatch: pytest.M
             client.sendall(f"GET /v1/streams/{STREAM}/windows/0/x HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode())
             await poll(lambda: children(os.getpid()) - before)
             await poll(lambda: children(os.getpid()) == before)
-            await poll(lambda: not left(tmp_path))
+            await poll(lambda: not remaining_files(tmp_path))
             await poll(lambda: not running.server.server_state.connections)
 
 
@@ -229,8 +231,8 @@ def test_its_process_ends_with_the_collector(tmp_path: Path) -> None:
         except (FileNotFoundError, ProcessLookupError):
             return "gone"
 
-    until(lambda: state() in ("gone", "Z", "X"))
-    assert left(tmp_path)
+    wait_until(lambda: state() in ("gone", "Z", "X"))
+    assert remaining_files(tmp_path)
     Downloads(tmp_path).clear()
     assert not (tmp_path / "downloads").exists()
     Downloads(tmp_path).clear()
@@ -242,14 +244,14 @@ async def test_no_more_are_made_than_may_be_at_once(tmp_path: Path) -> None:
     go = tmp_path / "go"
     waits = f"import time, pathlib\nwhile not pathlib.Path({str(go)!r}).exists(): time.sleep(0.01)\nopen({{}}, 'wb').write(b'x')"
     before = children(os.getpid())
-    running = [asyncio.create_task(whole(downloads.send(kind(waits), [], 0))) for _ in range(18)]
+    running = [asyncio.create_task(joined(downloads.send(kind(waits), [], 0))) for _ in range(18)]
     await poll(lambda: len(children(os.getpid()) - before) == 2)
     with refused(ProblemError):
-        await whole(downloads.send(kind(waits), [], 0))
+        await joined(downloads.send(kind(waits), [], 0))
     assert len(children(os.getpid()) - before) == 2
     go.touch()
     assert await asyncio.gather(*running) == [b"x"] * 18
-    assert not left(tmp_path)
+    assert not remaining_files(tmp_path)
 
 
 LARGE = """
@@ -275,13 +277,13 @@ async def test_they_stay_within_the_limit_of_the_disk(tmp_path: Path) -> None:
             response, first = await answer(one), first + 1
         assert f"limit of {limit} bytes on disk" in response.reason
         assert limit * 3 // 4 < disk_use(collector.settings.directory).total
-        made = [asyncio.create_task(whole(collector.downloads.send(large, [], 0))) for _ in range(2)]
+        made = [asyncio.create_task(joined(collector.downloads.send(large, [], 0))) for _ in range(2)]
         await poll(lambda: disk_use(collector.settings.directory).downloads >= 2 * size)
         assert disk_use(collector.settings.directory).total <= limit
         go.touch()
         assert [len(data) for data in await asyncio.gather(*made)] == [size, size]
         with refused(ProblemError, f"{size:,} bytes", "stepscope merge", snapshot=False):
-            await whole(
+            await joined(
                 collector.downloads.send(kind(f"open({{}}, 'wb').write(bytes({2 * size}))", grows=False), [], 0)
             )
 
@@ -320,5 +322,5 @@ async def test_abandoned_downloads_are_not_read(tmp_path: Path) -> None:
                 client.close()
             url = f"http://127.0.0.1:{running.port}{address.format(1)}"
             await poll(lambda: not running.server.server_state.connections)
-            assert (await asyncio.to_thread(ask, url)).json()["left_out"] == 0
+            assert (await asyncio.to_thread(send_request, url)).json()["left_out"] == 0
             assert len(processes) < len(clients) / 2

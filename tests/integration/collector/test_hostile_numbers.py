@@ -43,7 +43,7 @@ from stepscope.runtime.session import ranks
 from stepscope.runtime.session.job import rank_from_environment
 from stepscope.runtime.session.ranks import MAX_RANKS, ranks_from, ranks_text, usual_size
 from tests.support.basics import ROOT, at_once
-from tests.support.collecting import ask
+from tests.support.collecting import send_request
 from tests.support.collectors import Running, answer, collecting, connected
 from tests.support.launch import run_to_end
 from tests.support.messages import refused
@@ -103,7 +103,7 @@ async def order(running: Running, **fields: Any) -> Any:
     body = json.dumps({"job": "j", "patience": 5, **fields}).encode()
     headers = {"Content-Type": "application/json"}
     answer = await asyncio.to_thread(
-        ask, f"http://127.0.0.1:{running.port}/v1/windows", headers, method="POST", body=body
+        send_request, f"http://127.0.0.1:{running.port}/v1/windows", headers, method="POST", body=body
     )
     assert answer.status == 200, answer.body
     return answer.json()
@@ -157,7 +157,7 @@ async def test_a_clock_that_no_integer_of_64_bits_has(tmp_path: Path) -> None:
         await made.send(first_message(0, anchor={"monotonic_ns": (1 << 64) - 1, "wall_ns": 0, "error_ns": 0}))
         refused = await answer(made)
         assert isinstance(refused, protocol.Refused) and "monotonic_ns" in refused.reason
-        assert (await asyncio.to_thread(ask, f"http://127.0.0.1:{running.port}/v1/ranks")).json() == []
+        assert (await asyncio.to_thread(send_request, f"http://127.0.0.1:{running.port}/v1/ranks")).json() == []
 
 
 @pytest.mark.parametrize("value", [-1, (1 << 63) - 1, -(1 << 63)])
@@ -191,10 +191,10 @@ async def test_records_with_odd_numbers(value: int, tmp_path: Path) -> None:
         await made.send(protocol.encode(protocol.Ping(value)))
         assert isinstance(await answer(made), protocol.Pong)
         url = f"http://127.0.0.1:{running.port}"
-        (rank,) = (await asyncio.to_thread(ask, f"{url}/v1/ranks")).json()
+        (rank,) = (await asyncio.to_thread(send_request, f"{url}/v1/ranks")).json()
         pages = ["job", "jobs", "ranks", "windows", "steps", f"ranks/{rank['id']}", f"streams/{rank['stream']}"]
         for page in [*(f"v1/{page}" for page in pages), "metrics", "healthz"]:
-            response = await asyncio.to_thread(ask, f"{url}/{page}")
+            response = await asyncio.to_thread(send_request, f"{url}/{page}")
             assert response.status in (200, 404), (page, response.body)
     recordings, unusable = recordings_in([tmp_path])
     assert unusable == []
@@ -255,7 +255,9 @@ async def test_any_ranks_of_a_large_job_can_be_ordered(tmp_path: Path) -> None:
             ("1," * 70_000, 413),
         ):
             body = msgspec.json.encode({"ranks": ranks, "steps": 1})
-            answered = await asyncio.to_thread(ask, url, {"Content-Type": "application/json"}, method="POST", body=body)
+            answered = await asyncio.to_thread(
+                send_request, url, {"Content-Type": "application/json"}, method="POST", body=body
+            )
             assert answered.status == status, answered.body
 
 
@@ -298,7 +300,7 @@ async def test_a_rank_that_claims_an_endless_world_costs_no_memory(
         url = f"http://127.0.0.1:{running.port}"
         order = {"command": "status", "patience": 0.2, "ranks": "all"}
         response = await asyncio.to_thread(
-            ask,
+            send_request,
             f"{url}/v1/windows",
             {"Content-Type": "application/json"},
             method="POST",

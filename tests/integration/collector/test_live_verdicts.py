@@ -25,7 +25,7 @@ from stepscope.runtime.journal.records import WindowOpened
 from stepscope.runtime.requests.command import Answer, Command
 from stepscope.runtime.windows.step_facts import FACTS_DTYPE, SIGNALS, Phase
 from tests.support.basics import poll
-from tests.support.collecting import collecting, until
+from tests.support.collecting import collecting, wait_until
 from tests.support.launch import start
 from tests.support.streams import CONNECTION
 from tests.unit.collector.test_collector_live import events_frame, record_frame, run_of, steps
@@ -325,7 +325,7 @@ def test_a_job_is_judged_while_it_runs(tmp_path: Any) -> None:
         signals = {**os.environ, "STEPSCOPE_SIGNALS": "steps"}
         process = start([sys.executable, "-c", LOADER, collector.url, "2000"], env=signals)
         try:
-            found = until(lambda: [one for one in collector.get("/v1/job")["verdicts"] if one["findings"]])
+            found = wait_until(lambda: [one for one in collector.get("/v1/job")["verdicts"] if one["findings"]])
             assert process.poll() is None
             (rank,) = collector.get("/v1/ranks")
         finally:

@@ -52,7 +52,7 @@ def test_memory_of_messages_is_bounded(rows: list[tuple[int, int]]) -> None:
     assert came == list(range(len(rows))) and budget.used == budget.waiting == 0
 
 
-def test_one_that_goes_while_it_waits() -> None:
+def test_a_waiting_request_that_is_released_holds_up_no_other() -> None:
     """It is passed over, and holds up nobody."""
     budget = MemoryBudget(10)
     first, second, third = (budget.request(8, lambda: None) for _ in range(3))
@@ -83,7 +83,7 @@ async def test_a_written_message_takes_no_memory(tmp_path: Path) -> None:
             await poll(lambda: tracemalloc.get_traced_memory()[0] < 2 * size)
 
 
-async def test_one_that_is_not_finished_makes_others_wait_and_not_for_ever(tmp_path: Path) -> None:
+async def test_an_unfinished_message_makes_others_wait_and_not_for_ever(tmp_path: Path) -> None:
     """Waiting connections are not read, yet may compare clocks before; they come when it is finished, or goes away."""
     whole = asyncio.Event()
     message = protocol.encode(frames_header(0, 1), frames(0, 1, size=900_000))
@@ -186,7 +186,7 @@ async def test_a_write_under_way_is_subtracted() -> None:
         pass
 
 
-async def test_a_measurement_is_due_when_half_of_what_was_left_is_used() -> None:
+async def test_a_measurement_is_due_when_half_of_the_free_room_is_used() -> None:
     """Of what is usually left, or of less if the last one found less: not after each write on a disk that is nearly full."""
     quota = DiskQuota()
     quota.bound(1000, 100)

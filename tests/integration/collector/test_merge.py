@@ -383,7 +383,7 @@ def test_memory_does_not_hold_the_trace(suffix: str, sizes: list[Path], tmp_path
     assert peaks[1] - peaks[0] < 24 << 20
 
 
-def test_an_output_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
+def test_an_output_that_fails_leaves_existing_files(tmp_path: Path) -> None:
     """Directories get their files when all are complete; the staging place is removed."""
     add_rank(tmp_path / "in", 0)
     (tmp_path / "in" / "streams" / "x").mkdir()

@@ -344,7 +344,7 @@ def test_losses_of_each_rank_are_reported(tmp_path: Path) -> None:
         assert ledger.windows_left_out == 6
 
 
-def test_the_accounts_are_in_what_is_written(tmp_path: Path) -> None:
+def test_merged_files_have_the_accounts(tmp_path: Path) -> None:
     """Of a Chrome trace and of a journal: of the window, and of the run."""
     for rank in (0, 1):
         add_windows(tmp_path / "in", rank, make_window(ledger=lost(1, 2)))

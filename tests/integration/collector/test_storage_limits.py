@@ -62,7 +62,7 @@ def used_bytes(directory: Path) -> int:
     )
 
 
-def some(first: int, count: int = 4, rank: int = 0) -> list[Frame]:
+def segment(first: int, count: int = 4, rank: int = 0) -> list[Frame]:
     """A segment with windows of 64 KiB."""
     return [run_of(rank), *windows(range(first, first + count), 64 * KIB, began=first, first=2 * first)]
 
@@ -86,7 +86,7 @@ def test_everything_counts_that_a_collector_writes(tmp_path: Path) -> None:
 
 async def test_a_stream_that_is_connected_is_not_deleted(store: Store) -> None:
     """Though it has its end: its file is open."""
-    path = stored(store, ONE, [*some(0), END])
+    path = stored(store, ONE, [*segment(0), END])
     header, _ = protocol.decode(hello(stream=ONE))
     assert isinstance(header, protocol.Hello)
     async with store.stream(header, lambda: None):
@@ -143,7 +143,7 @@ def counting(monkeypatch: pytest.MonkeyPatch, below: Path) -> Generator[Counter[
 
 async def test_without_a_limit_the_directory_is_not_looked_at(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """The page shows the size at the start plus the bytes that were written since."""
-    stored(store, ONE, some(0), some(4))
+    stored(store, ONE, segment(0), segment(4))
     store = Store(CollectorSettings(directory=store.directory))
     storage = Storage(store, StoragePolicy())
     with counting(monkeypatch, store.streams) as asked:
@@ -161,7 +161,7 @@ async def test_a_look_asks_for_each_segment_once_and_is_not_repeated(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Until so much was written that another one is due."""
-    path = stored(store, ONE, *(some(at) for at in range(0, 40, 4)))
+    path = stored(store, ONE, *(segment(at) for at in range(0, 40, 4)))
     storage = Storage(store, StoragePolicy(max_bytes=1 << 30))
     with counting(monkeypatch, store.streams) as asked:
         await looked(storage)
@@ -213,10 +213,10 @@ def test_a_stream_that_cannot_be_looked_at_does_not_keep_a_collector_from_starti
 
 def test_a_file_that_cannot_be_read_costs_itself(store: Store) -> None:
     """A file with any fault is named until it is gone."""
-    bad = stored(store, ONE, some(0), some(4))
+    bad = stored(store, ONE, segment(0), segment(4))
     bad.write_bytes(os.urandom(300 * KIB))
-    stored(store, TWO, some(0, rank=1)).write_bytes(b"")
-    good = stored(store, THREE, some(0, rank=2), some(4, rank=2), some(8, rank=2))
+    stored(store, TWO, segment(0, rank=1)).write_bytes(b"")
+    good = stored(store, THREE, segment(0, rank=2), segment(4, rank=2), segment(8, rank=2))
     storage = Storage(store, StoragePolicy(max_bytes=disk_use(store.directory).total * 3 // 4, newest=0, slowest=0))
     storage.enforce()
     assert list(storage.unreadable) == [ONE] and "not a stepscope journal" in storage.unreadable[ONE]
@@ -229,7 +229,7 @@ def test_a_file_that_cannot_be_read_costs_itself(store: Store) -> None:
 
 async def test_evictions_are_counted_though_the_disk_fails_then(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """How much of it is free cannot be asked: what was evicted is known all the same, and the problem reported."""
-    path = stored(store, ONE, some(0), some(4))
+    path = stored(store, ONE, segment(0), segment(4))
     store = Store(CollectorSettings(directory=store.directory))
     streams = Streams(8)
     restoring = StartupRecovery(store, streams)
@@ -251,7 +251,7 @@ async def test_evictions_are_counted_though_the_disk_fails_then(store: Store, mo
 
 async def test_evicted_events_count_the_same_after_a_start(store: Store) -> None:
     """Events are what they were, windows say that a part is gone, and what was evicted is not missing."""
-    stored(store, ONE, some(0), some(4), some(8), [*some(12), END])
+    stored(store, ONE, segment(0), segment(4), segment(8), [*segment(12), END])
 
     async def restored() -> Streams:
         streams = Streams(8)
@@ -286,10 +286,10 @@ async def sent(url: str, stream: str, made: list[Frame]) -> protocol.Header:
         found = await answer(one)
         assert isinstance(found, protocol.Welcome), found
         for first in range(0, len(made), 5):
-            some = made[first : first + 5]
-            await one.send(protocol.encode(frames_header(first, len(some)), encoded(some, first)))
+            part = made[first : first + 5]
+            await one.send(protocol.encode(frames_header(first, len(part)), encoded(part, first)))
             found = await answer(one)
-            assert found == protocol.Ack(first + len(some))
+            assert found == protocol.Ack(first + len(part))
         return found
 
 

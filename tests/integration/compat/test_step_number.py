@@ -85,7 +85,7 @@ def test_windows_are_where_torch_has_them(change: Callable[[Any], None], at: int
 
 
 @pytest.mark.parametrize("wrong", [-1, 1.5, "100", None, True, 1 << 40, "tensor"])
-def test_what_is_no_number_does_not_end_training(wrong: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_step_number_that_is_no_number_does_not_end_training(wrong: Any, caplog: pytest.LogCaptureFixture) -> None:
     """It is logged while the profile runs, and an error before."""
     wrong = torch.ones(2) if wrong == "tensor" else wrong
     prof = ours.profile(activities=cpu())

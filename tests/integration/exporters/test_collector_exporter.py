@@ -64,7 +64,7 @@ def delivered(directory: Path, url: str) -> None:
     thread.join()
 
 
-async def test_it_keeps_the_contract(collector: tuple[str, Path], tmp_path: Path) -> None:
+async def test_the_exporter_keeps_the_contract(collector: tuple[str, Path], tmp_path: Path) -> None:
     """All that every exporter promises; what is read back is the collector's file, after what was left is delivered."""
     url, place = collector
 
@@ -133,7 +133,9 @@ async def test_events_without_room_are_counted(tmp_path: Path) -> None:
     assert not (tmp_path / BUFFER_DIRECTORY).exists()
 
 
-def test_a_journal_at_its_limit_deletes_what_the_collector_has(tmp_path: Path, collector: tuple[str, Path]) -> None:
+def test_a_journal_at_its_limit_deletes_segments_that_the_collector_has(
+    tmp_path: Path, collector: tuple[str, Path]
+) -> None:
     """The stream goes on beyond the limit of the rank's journal, and nothing counts as lost."""
     url, place = collector
     exporter = CollectorExporter(url, settings=QUICK)

@@ -181,7 +181,7 @@ async def test_console_says_why_a_window_is_incomplete(tmp_path: Path) -> None:
     assert "\x07" not in stream.getvalue()
 
 
-async def test_console_says_what_became_of_everything(tmp_path: Path) -> None:
+async def test_the_console_prints_the_account_of_each_output(tmp_path: Path) -> None:
     """Of a window and of the run: what each output was offered, what it dropped and what is in flight."""
     stream = io.StringIO()
     exporter = ConsoleExporter(stream)

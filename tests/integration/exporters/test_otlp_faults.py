@@ -150,7 +150,7 @@ async def test_partial_success_is_not_believed_beyond_reason(claim: int, tmp_pat
         assert sent.dropped == ({"rejected": EVENTS} if claim > 0 else {})
 
 
-async def test_nobody_there(tmp_path: Path) -> None:
+async def test_spans_for_a_receiver_that_is_away_are_dropped_and_counted(tmp_path: Path) -> None:
     """A receiver that is away costs the spans that could not wait, and says so."""
     with socket.socket() as reserved:
         reserved.bind(("127.0.0.1", 0))

@@ -162,7 +162,7 @@ async def test_times_that_no_clock_shows_are_written(tmp_path: Path) -> None:
         await exporter.close_window(made)
 
 
-def test_rows_say_what_they_are(tmp_path: Path) -> None:
+def test_rows_have_their_process_task_and_flags(tmp_path: Path) -> None:
     """Tasks belong to the process, which is called as the run; flags are columns; what does not apply is null."""
     path = tmp_path / "trace.parquet"
 

@@ -20,7 +20,7 @@ from stepscope.exporters.stream.transport import LinkSettings
 from stepscope.runtime.errors import BrokenError
 from stepscope.runtime.loop_threads.ending_tasks import end_tasks
 from tests.support.basics import poll, require
-from tests.support.collecting import until
+from tests.support.collecting import wait_until
 from tests.support.collectors import Process, collecting, free_port, journals
 from tests.support.collectors import spans_whole as whole
 from tests.support.messages import refused
@@ -73,7 +73,7 @@ async def test_the_token_of_a_collector(logged: pytest.LogCaptureFixture, tmp_pa
     assert SECRET not in log_text(logged) and WRONG not in log_text(logged)
 
 
-def test_a_quiet_logger_passes_on_what_is_grave(logged: pytest.LogCaptureFixture) -> None:
+def test_a_quiet_logger_passes_warnings_on(logged: pytest.LogCaptureFixture) -> None:
     """With its logger's name, and what hangs on it."""
     quiet = QuietLogger("library")
     assert not quiet.isEnabledFor(logging.DEBUG) and quiet.isEnabledFor(logging.INFO)
@@ -111,7 +111,7 @@ async def test_secrets_for_nats(way: str, logged: pytest.LogCaptureFixture, tmp_
         options = ("--from", server.url, *access.options())
         collector = Process(tmp_path / "collected", free_port(), *options, program=(LOGGING, str(log)))
         try:
-            await asyncio.to_thread(until, lambda: any(map(whole, journals(tmp_path / "collected"))))
+            await asyncio.to_thread(wait_until, lambda: any(map(whole, journals(tmp_path / "collected"))))
         finally:
             collector.end()
     written = log.read_text()

@@ -15,7 +15,7 @@ from stepscope.collector.settings import LEAST_TOKEN, CollectorSettings
 from stepscope.exporters.network.secrets import read_secret
 from stepscope.exporters.stream.address import Address
 from stepscope.exporters.stream.exporter import CollectorExporter
-from tests.support.collecting import ask, collecting
+from tests.support.collecting import collecting, send_request
 from tests.support.commands import stepscope
 from tests.support.messages import check_messages, refused
 
@@ -118,12 +118,12 @@ def test_a_collector_says_that_nobody_is_asked_for_a_token(tmp_path: Path) -> No
     assert output.count("no token is set") == 1 and "every user of this machine can read all that is here" in output
     with collecting(tmp_path / "two", "--host", "0.0.0.0", "--insecure") as collector:
         url = collector.url.replace("0.0.0.0", "127.0.0.1")
-        assert ask(f"{url}/v1/jobs", {"Host": "anything.example"}).status == 200
+        assert send_request(f"{url}/v1/jobs", {"Host": "anything.example"}).status == 200
         output = collector.stop()[1]
     assert output.count("any host name is accepted (--allowed-host)") == 1
     assert output.count("no token is set") == 1 and "whoever can reach this machine can read all" in output
     token = file(tmp_path / "token", TOKEN, 0o644)
     with collecting(tmp_path / "three", "--token-file", str(token)) as collector:
-        assert ask(f"{collector.url}/v1/job").status == 401
+        assert send_request(f"{collector.url}/v1/job").status == 401
         output = collector.stop()[1]
     assert "no token" not in output and output.count(f"permissions 0644 of {token} are too open") == 1

@@ -192,7 +192,7 @@ def test_a_parquet_file_that_cannot_be_completed_counts_as_dropped(tmp_path: Pat
     assert [one.name for one in small_disk.iterdir()] == ["ballast"]
 
 
-def test_the_ledger_of_the_run_is_in_what_is_converted(tmp_path: Path) -> None:
+def test_converted_files_have_the_ledger_of_the_run(tmp_path: Path) -> None:
     """As the journal has it."""
     record(tmp_path / "run", 1)
     assert main(["convert", str(tmp_path / "run"), str(tmp_path / "trace.json")]) == 0
@@ -207,7 +207,7 @@ def test_an_empty_journal_is_reported_as_empty(tmp_path: Path, capsys: pytest.Ca
     check_messages(capsys.readouterr().err, tmp_path / "journal")
 
 
-def test_merge_says_what_it_wrote_and_what_it_lacks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_merge_names_its_output_and_unreadable_ranks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A journal replaces no other: its new name is printed. A rank that cannot be read is missing, also by the exit code."""
     record(tmp_path / "job" / "rank0", 1)
     (tmp_path / "job" / "rank1").mkdir()

@@ -34,7 +34,7 @@ def record(directory: Path, ranks: int) -> None:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_one_rank_of_two(command: str, tmp_path: Path) -> None:
+def test_one_of_two_ranks_cannot_be_read(command: str, tmp_path: Path) -> None:
     """The exit code is 3, and the sentence is the same, also for programs."""
     record(tmp_path, 2)
     whole = stepscope(*COMMANDS[command], cwd=tmp_path)

@@ -46,7 +46,7 @@ class Worker:
         """Runs one trial in an empty directory. A hang, or the end of the process, is a problem of this trial."""
         directory = Path(tempfile.mkdtemp(prefix="torture-"))
         try:
-            return self._ask(Request(label(fault), number, str(directory)))
+            return self._request(Request(label(fault), number, str(directory)))
         finally:
             shutil.rmtree(directory, ignore_errors=True)
 
@@ -55,7 +55,7 @@ class Worker:
         self._end()
         self._errors.close()
 
-    def _ask(self, request: Request) -> Answer:
+    def _request(self, request: Request) -> Answer:
         process = self._process = self._process or self._start()
         assert process.stdin is not None and process.stdout is not None
         process.stdin.write(msgspec.json.encode(request) + b"\n")

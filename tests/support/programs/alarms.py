@@ -60,8 +60,8 @@ if took > 6:
     faults.append(f"closing took {took:.1f} s")
 accounts = next(line for line in report.splitlines() if line.startswith("  accounts"))
 left_out = profiler.statistics().windows_left_out
-told = f"  left out  {left_out:,} window" in report and "left out" in accounts
-if not accounts.removeprefix("  accounts").strip().startswith("balanced") or told != bool(left_out):
+reported = f"  left out  {left_out:,} window" in report and "left out" in accounts
+if not accounts.removeprefix("  accounts").strip().startswith("balanced") or reported != bool(left_out):
     faults.append(f"{left_out} windows were left out; {report}")
 for window in memory.windows:
     named = zip(memory.events(window.index), memory.names(window.index), strict=True)

@@ -47,8 +47,8 @@ with tempfile.TemporaryDirectory() as folder:
                 if done.returncode:
                     faults.append(f"{kind} to {os.path.basename(path)}: {done.stderr[-300:]}")
                 output = [line for line in done.stdout.splitlines() if line.startswith("  output") and path in line]
-                said = ("0 of 5,002 events, 5,002 dropped (error)", "it is no regular file; name one that is")
-                if not output or not all(text in output[0] for text in said):
+                facts = ("0 of 5,002 events, 5,002 dropped (error)", "it is no regular file; name one that is")
+                if not output or not all(text in output[0] for text in facts):
                     faults.append(
                         f"{kind} to {os.path.basename(path)}: the report does not say that it failed: {done.stdout}"
                     )

@@ -67,8 +67,8 @@ def receive() -> None:
     for number in sorted(AWAITED):
         for _ in range(3):
             os.kill(os.getpid(), number)
-            taken = signal.sigtimedwait(AWAITED, 10)
-            if taken is None or taken.si_signo != number:
+            received = signal.sigtimedwait(AWAITED, 10)
+            if received is None or received.si_signo != number:
                 print(f"{signal.Signals(number).name} did not come")
     signal.pthread_sigmask(signal.SIG_UNBLOCK, AWAITED)
 

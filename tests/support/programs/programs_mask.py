@@ -32,7 +32,7 @@ def blocked() -> str:
     return " ".join(sorted(signal.Signals(number).name for number in signal.pthread_sigmask(signal.SIG_BLOCK, [])))
 
 
-def look(where: str) -> None:
+def note_mask(where: str) -> None:
     """Notes what this thread blocks, and how a program ends that it starts."""
     killed = subprocess.run(["sh", "-c", "kill $$; sleep 0.1"]).returncode
     seen.setdefault(where, set()).add(f"blocks {blocked()}; sh ends with {killed}")
@@ -60,20 +60,20 @@ class Exports:
     name = "mine"
 
     async def open(self, run: sc.exporters.Run) -> None:
-        look("exporter, open")
+        note_mask("exporter, open")
 
     async def export(self, batch: sc.exporters.EventBatch) -> None:
         await asyncio.sleep(0.001)
-        look("exporter, export")
-        await asyncio.to_thread(look, "exporter, to_thread")
+        note_mask("exporter, export")
+        await asyncio.to_thread(note_mask, "exporter, to_thread")
         process = await asyncio.create_subprocess_exec("sh", "-c", "kill $$; sleep 0.1")
         seen.setdefault("exporter, asyncio", set()).add(f"blocks {blocked()}; sh ends with {await process.wait()}")
 
     async def close_window(self, window: sc.Window) -> None:
-        look("exporter, close_window")
+        note_mask("exporter, close_window")
 
     async def aclose(self) -> None:
-        look("exporter, aclose")
+        note_mask("exporter, aclose")
         raise OSError("its own")
 
 
@@ -83,21 +83,21 @@ class Delivers:
     name, thread_bound = "mine", False
 
     def open(self, sink: sc.backends.Sink) -> None:
-        look("backend, open")
+        note_mask("backend, open")
         self.sink = sink
 
         async def soon() -> None:
-            look("backend, run_soon")
-            await asyncio.to_thread(look, "backend, to_thread")
+            note_mask("backend, run_soon")
+            await asyncio.to_thread(note_mask, "backend, to_thread")
 
         sink.run_soon(soon)
 
     def transition(self, before: sc.ProfilerAction, after: sc.ProfilerAction, at: int) -> None:
-        look("backend, transition")
+        note_mask("backend, transition")
         self.sink.watermark(at)
 
     async def aclose(self) -> None:
-        look("backend, aclose")
+        note_mask("backend, aclose")
 
     def report(self) -> sc.backends.BackendReport:
         return sc.backends.BackendReport()
@@ -109,23 +109,23 @@ class Trigger:
     name = "mine"
 
     def evaluator(self) -> Trigger:
-        look("trigger, evaluator")
+        note_mask("trigger, evaluator")
         return self
 
     def look(self, news: sc.triggers.News) -> Sequence[sc.triggers.Finding]:
-        look("trigger, look")
+        note_mask("trigger, look")
         return ()
 
 
 def ready(window: sc.Window) -> None:
-    look("callback")
+    note_mask("callback")
     forked("callback, fork")
 
 
 async def ready_later(window: sc.Window) -> None:
-    look("callback, async")
+    note_mask("callback, async")
     await asyncio.sleep(0.01)
-    look("callback, async, later")
+    note_mask("callback, async, later")
 
 
 def main(place: str) -> None:

@@ -54,7 +54,7 @@ def drawn(slices: list[dict]) -> list[dict]:
     for event in slices:
         begin, duration = round(event["ts"] * 1000), round(event["dur"] * 1000)
         rows[event["pid"], event["tid"]].append((begin, -duration, event))
-    kept = []
+    drawn_events = []
     for row in rows.values():
         open_ends: list[int] = []
         for begin, minus_duration, event in sorted(row, key=lambda item: item[:2]):
@@ -62,8 +62,8 @@ def drawn(slices: list[dict]) -> list[dict]:
                 open_ends.pop()
             if not open_ends or begin - minus_duration <= open_ends[-1]:
                 open_ends.append(begin - minus_duration)
-                kept.append(event)
-    return kept
+                drawn_events.append(event)
+    return drawn_events
 
 
 with tempfile.TemporaryDirectory() as folder:

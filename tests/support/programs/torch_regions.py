@@ -37,7 +37,7 @@ def work() -> None:
     assert [torch.ones(64) for _ in range(50)]
 
 
-def ours(exporter: sc.exporters.MemoryExporter | None = None, **more: Any) -> sc.Profiler:
+def our_profiler(exporter: sc.exporters.MemoryExporter | None = None, **more: Any) -> sc.Profiler:
     return sc.trace(
         backends=[sc.TorchBackend(MODE)],
         exporters=[memory if exporter is None else exporter],
@@ -47,7 +47,7 @@ def ours(exporter: sc.exporters.MemoryExporter | None = None, **more: Any) -> sc
 
 
 def stops_inside() -> sc.Profiler:
-    with ours() as profiler:
+    with our_profiler() as profiler:
         for _ in range(50):
             profile = started()
             with region("region"):
@@ -61,7 +61,7 @@ def stops_inside() -> sc.Profiler:
 
 def nested() -> sc.Profiler:
     """Some regions are open from one profiler of the program to the next."""
-    with ours() as profiler:
+    with our_profiler() as profiler:
         for _ in range(30):
             first = started()
             with region("outer"), region("middle"):
@@ -80,7 +80,7 @@ def nested() -> sc.Profiler:
 
 def starts_inside() -> sc.Profiler:
     """The region begins under our recording, and ends under the program's."""
-    with ours() as profiler:
+    with our_profiler() as profiler:
         for _ in range(30):
             with region("region"):
                 work()
@@ -101,7 +101,7 @@ def opened_inside() -> sc.Profiler:
                 if early:
                     profile.stop()
                     del profile
-                profilers.append(stack.enter_context(ours(sc.exporters.MemoryExporter())))
+                profilers.append(stack.enter_context(our_profiler(sc.exporters.MemoryExporter())))
                 if not early:
                     profile.stop()
                     del profile
@@ -115,7 +115,7 @@ def closure() -> sc.Profiler:
     net = torch.nn.Sequential(*[torch.nn.Linear(32, 32) for _ in range(6)])
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     with (
-        ours() as profiler,
+        our_profiler() as profiler,
         own(schedule=torch.profiler.schedule(wait=0, warmup=1, active=2, repeat=8)) as profile,
     ):
 
@@ -147,7 +147,7 @@ def in_operator() -> sc.Profiler:
             return gradient
 
     profiles: list[Any] = []
-    with ours() as profiler:
+    with our_profiler() as profiler:
         for _ in range(30):
             value = torch.ones(4, requires_grad=True)
             profiles.append(started())
@@ -189,7 +189,7 @@ def profile_work() -> None:
 
 def with_hooks(hook: Callable[[Any], Any], saved: Callable[[], Any]) -> sc.Profiler:
     layer = torch.nn.Linear(8, 8)
-    with ours() as profiler:
+    with our_profiler() as profiler:
         for _ in range(12):
             with saved():
                 loss = layer(torch.ones(4, 8)).relu()
@@ -203,7 +203,7 @@ def with_hooks(hook: Callable[[Any], Any], saved: Callable[[], Any]) -> sc.Profi
 
 def windows() -> sc.Profiler:
     """A region is open from one of our windows to the next."""
-    with ours(schedule=sc.schedule(wait=0, warmup=0, active=1, repeat=30)) as profiler:
+    with our_profiler(schedule=sc.schedule(wait=0, warmup=0, active=1, repeat=30)) as profiler:
         for _ in range(30):
             with region("region"):
                 work()
@@ -219,7 +219,7 @@ def scripted() -> sc.Profiler:
         with torch.autograd.profiler.record_function("scripted"):
             return value + 1
 
-    with ours() as profiler:
+    with our_profiler() as profiler:
         assert torch.jit.script(function)(torch.ones(1)).item() == 2
     return profiler
 
@@ -228,7 +228,7 @@ def compiled() -> sc.Profiler:
     """torch compiles: it opens regions of its own meanwhile, and looks at the operator that ends them."""
     torch._dynamo.reset()
     layer = torch.compile(torch.nn.Linear(8, 8), backend="aot_eager")
-    with ours() as profiler:
+    with our_profiler() as profiler:
         for _ in range(3):
             layer(torch.ones(4, 8)).sum().backward()
             profiler.step()

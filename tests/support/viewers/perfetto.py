@@ -33,10 +33,10 @@ _QUERY = """async (sql) => {
 def query(trace: Path, *statements: str, screenshot: Path | None = None) -> list[list[Row]]:
     """Loads a trace file and runs SQL statements over it; the rows of each, integers exact."""
     with served(perfetto_ui(), {"/the-trace": trace}) as address:
-        return ask(f"{address}/#!/?url={address}/the-trace", *statements, screenshot=screenshot)
+        return query_page(f"{address}/#!/?url={address}/the-trace", *statements, screenshot=screenshot)
 
 
-def ask(address: str, *statements: str, screenshot: Path | None = None) -> list[list[Row]]:
+def query_page(address: str, *statements: str, screenshot: Path | None = None) -> list[list[Row]]:
     """Opens the address of the page with a trace, and runs SQL statements over it; as `query`."""
     with open_page() as page:
         page.goto(address, wait_until="domcontentloaded")

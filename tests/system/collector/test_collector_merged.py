@@ -15,7 +15,7 @@ import pytest
 
 from stepscope.cli.main import main
 from tests.support.basics import peak_bytes, require
-from tests.support.collecting import CollectorProcess, ask, collecting, trained, training, until
+from tests.support.collecting import CollectorProcess, collecting, send_request, trained, training, wait_until
 from tests.support.pftrace import Trace
 from tests.support.ranks.streams import write_many
 
@@ -25,7 +25,7 @@ SHOWN = {"Authorization": f"Bearer {TOKEN}"}
 
 def ticket(collector: CollectorProcess, path: str) -> str:
     """The address of a download, with a ticket and without a token."""
-    answer = ask(f"{collector.url}/v1/tickets", SHOWN, method="POST", body=json.dumps({"path": path}).encode())
+    answer = send_request(f"{collector.url}/v1/tickets", SHOWN, method="POST", body=json.dumps({"path": path}).encode())
     assert answer.status == 200, answer.body
     return f"{collector.url}{path}{'&' if '?' in path else '?'}ticket={answer.json()['ticket']}"
 
@@ -48,7 +48,7 @@ def three(tmp_path_factory: pytest.TempPathFactory) -> Any:
         for rank in (0, 1):
             trained(collector.url, rank, token=TOKEN, world=2)
         trained(collector.url, 0, token=TOKEN, name="other", steps=10)
-        until(lambda: [view["state"] for view in collector.get("/v1/ranks", SHOWN)] == ["ended"] * 3)
+        wait_until(lambda: [view["state"] for view in collector.get("/v1/ranks", SHOWN)] == ["ended"] * 3)
         yield collector
 
 
@@ -60,27 +60,27 @@ def test_a_window_of_all_ranks(kind: str, suffix: str, three: CollectorProcess) 
     if kind == "parquet":
         require("pyarrow.parquet")
     assert kind in three.get("/v1/job", SHOWN)["merged_files"]
-    answer = ask(ticket(three, f"/v1/windows/1/{kind}"))
+    answer = send_request(ticket(three, f"/v1/windows/1/{kind}"))
     assert answer.status == 200, answer.body
     assert answer.headers["content-disposition"] == f'attachment; filename="all-window1{suffix}"'
     assert "content-length" not in answer.headers
     found = names_in(kind, answer.body)
     steps = {name: count for name, count in found.items() if name.startswith("ProfilerStep#")}
     assert found["forward"] == 20 and sum(steps.values()) == 20
-    until(lambda: not list((three.directory / "downloads").iterdir()))
+    wait_until(lambda: not list((three.directory / "downloads").iterdir()))
 
 
 def test_jobs_are_not_mixed(three: CollectorProcess) -> None:
     """Where several have a window one must be chosen; an error is reported before the first byte."""
-    answer = ask(f"{three.url}/v1/windows/0/chrome", SHOWN)
+    answer = send_request(f"{three.url}/v1/windows/0/chrome", SHOWN)
     assert answer.status == 409 and "'job x2', 'other'" in answer.json()["detail"]
     for job, count in (("job x2", 20), ("other", 10)):
         query = urllib.parse.urlencode({"job": job})
-        answer = ask(f"{three.url}/v1/windows/0/chrome?{query}", SHOWN)
+        answer = send_request(f"{three.url}/v1/windows/0/chrome?{query}", SHOWN)
         assert names_in("chrome", answer.body)["forward"] == count
-    assert ask(f"{three.url}/v1/windows/0/chrome?job=nobody", SHOWN).status == 404
-    assert ask(f"{three.url}/v1/windows/2/chrome?job=other", SHOWN).status == 404
-    assert ask(f"{three.url}/v1/windows/0/chrome?jobb=other", SHOWN).status == 400
+    assert send_request(f"{three.url}/v1/windows/0/chrome?job=nobody", SHOWN).status == 404
+    assert send_request(f"{three.url}/v1/windows/2/chrome?job=other", SHOWN).status == 404
+    assert send_request(f"{three.url}/v1/windows/0/chrome?jobb=other", SHOWN).status == 400
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +96,7 @@ def big(tmp_path_factory: pytest.TempPathFactory) -> Any:
 def test_a_big_one_is_streamed(big: CollectorProcess, tmp_path: Path) -> None:
     """The collector's memory does not hold the file, which is the one that the command writes."""
     collector = big
-    ask(f"{collector.url}/v1/windows/0/perfetto")
+    send_request(f"{collector.url}/v1/windows/0/perfetto")
     before = peak_bytes(collector.process.pid)
     found = b""
     with urllib.request.urlopen(f"{collector.url}/v1/windows/0/perfetto", timeout=60) as answer:
@@ -120,17 +120,17 @@ def test_while_streams_grow(tmp_path: Path) -> None:
                 )
             )
             for kind in ("perfetto", "chrome"):
-                answer = ask(f"{collector.url}/v1/windows/1/{kind}")
+                answer = send_request(f"{collector.url}/v1/windows/1/{kind}")
                 assert answer.status == 200, answer.body
                 assert names_in(kind, answer.body)["forward"] == 20
 
             def begun() -> Any:
                 # The window that is recorded now: the collector has the newest only.
                 latest = max(view["windows"] for view in collector.ranks().values())
-                answer = ask(f"{collector.url}/v1/windows/{latest}/chrome")
+                answer = send_request(f"{collector.url}/v1/windows/{latest}/chrome")
                 return answer if answer.status == 200 else None
 
-            answer = until(begun)
+            answer = wait_until(begun)
             assert names_in("chrome", answer.body)["forward"] <= 20
             # Training goes on meanwhile; what it records is drained once a second.
             collector.when(lambda after: all(after[rank]["step"] > ranks[rank]["step"] for rank in (0, 1)))

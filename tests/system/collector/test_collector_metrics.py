@@ -26,7 +26,7 @@ from stepscope.collector.web.metrics import exposition
 from stepscope.exporters.stream.protocol import Hello
 from stepscope.runtime.events.record import empty_block
 from tests.support.basics import at_once, missing, require
-from tests.support.collecting import ask, collecting, trained, until
+from tests.support.collecting import collecting, send_request, trained, wait_until
 from tests.support.streams import CONNECTION, SYNC
 from tests.unit.collector.test_collector_live import a_life, events_frame, run_of
 
@@ -64,12 +64,12 @@ def test_prometheus_reads_it(tmp_path: Path) -> None:
     with collecting(tmp_path / "runs", STEPSCOPE_TOKEN=TOKEN) as collector:
         trained(collector.url, 3, token=TOKEN)
         allowed = {"Authorization": f"Bearer {TOKEN}"}
-        view = until(lambda: [one for one in collector.get("/v1/ranks", allowed) if one["state"] == "ended"])[0]
+        view = wait_until(lambda: [one for one in collector.get("/v1/ranks", allowed) if one["state"] == "ended"])[0]
         with prometheus(tmp_path, urlsplit(collector.url).netloc) as url:
 
             def value(query: str) -> Any:
                 try:
-                    answer = ask(f"{url}/api/v1/query?query={quote(query)}")
+                    answer = send_request(f"{url}/api/v1/query?query={quote(query)}")
                 except OSError:
                     return None  # it is not there yet
                 if answer.status == 503:
@@ -77,7 +77,7 @@ def test_prometheus_reads_it(tmp_path: Path) -> None:
                 found = answer.json()["data"]["result"]
                 return found[0]["value"][1] if found else None
 
-            assert float(until(lambda: value('stepscope_rank_step{rank="3"}'))) == 29
+            assert float(wait_until(lambda: value('stepscope_rank_step{rank="3"}'))) == 29
             assert float(value('stepscope_rank_events{id="job-3"}')) == view["events"]
             assert float(value('stepscope_ranks{state="ended"}')) == 1
             assert float(value("stepscope_received_events_total")) == view["events"]

@@ -19,7 +19,7 @@ from stepscope.runtime.accounting.ledger import Ledger
 from stepscope.runtime.journal.format import FrameType
 from stepscope.runtime.journal.records import WindowRecord
 from tests.support.basics import ROOT, axe
-from tests.support.collecting import collecting, trained, training, until
+from tests.support.collecting import collecting, trained, training, wait_until
 from tests.support.viewers.browser import open_page
 from tests.unit.collector.test_collector_live import SECOND, START, record_frame, run_of, steps
 
@@ -68,7 +68,7 @@ def cell(page: Page, rank: int, column: str) -> str:
 
 def zoom(page: Page) -> None:
     """Drags over a part of the chart, of which the page was opened with `PLOTS`."""
-    until(lambda: page.evaluate("plots.length > 0 && plots.at(-1).data[0].length > 6"))
+    wait_until(lambda: page.evaluate("plots.length > 0 && plots.at(-1).data[0].length > 6"))
     box = page.locator("#plot .u-over").bounding_box()
     assert box is not None
     page.mouse.move(box["x"] + box["width"] * 0.2, box["y"] + 50)
@@ -126,15 +126,15 @@ def test_the_page_follows_the_ranks(tmp_path: Path) -> None:
         ]
         with running[0] as first, running[1], running[2]:
             page.get_by_role("list", name="Findings").get_by_text("The steps of rank 2 take").wait_for()
-            until(lambda: "slow" in cell(page, 2, "Step time"))
+            wait_until(lambda: "slow" in cell(page, 2, "Step time"))
             page.get_by_text("Not seen yet: rank 3").wait_for()
             page.locator("#legend").get_by_text("rank 2 (slow)").wait_for()
             assert page.locator("#plot canvas").count() == 1
             description = page.locator("#chart-text")
-            until(lambda: description.inner_text().startswith("Latest: "))
+            wait_until(lambda: description.inner_text().startswith("Latest: "))
             assert "3 ranks" in description.inner_text()
             # The page is never further behind than two seconds' steps: 0.01 s each, at the least.
-            until(lambda: collector.ranks()[0]["step"] is not None)
+            wait_until(lambda: collector.ranks()[0]["step"] is not None)
             step = collector.ranks()[0]["step"]
             page.wait_for_timeout(2000)
             assert int(cell(page, 0, "Step").replace(",", "")) >= step
@@ -162,7 +162,7 @@ def test_the_page_comes_back_with_the_collector(tmp_path: Path) -> None:
             page.get_by_text("trying again").wait_for()
         with collecting(tmp_path, "--port", port):
             page.get_by_text("live", exact=True).wait_for()
-            until(lambda: cell(page, 0, "State") == "ended")
+            wait_until(lambda: cell(page, 0, "State") == "ended")
 
 
 def test_windows_tables_and_downloads_with_a_token(tmp_path: Path) -> None:
@@ -311,7 +311,7 @@ def _look_at_a_thousand(url: str, collector: Collector) -> None:
         assert "onerror" in cell(page, 999, "Host")
         stream = collector.streams.ranks["job-999"].latest
         stream.steps.add_events(steps([SECOND], number=4242), 0, START, START + 100 * SECOND)
-        until(lambda: cell(page, 999, "Step") == "4,242")
+        wait_until(lambda: cell(page, 999, "Step") == "4,242")
         focused = "document.activeElement.innerText"
         assert page.evaluate(focused) == "rank 0", "its row is there, seen or not"
         page.keyboard.press("Tab")
@@ -349,18 +349,18 @@ def test_a_zoom_of_the_chart_stays(tmp_path: Path) -> None:
         quiet_page() as page,
         training(collector.url, 0, steps=10_000, seconds=0.01),
     ):
-        until(lambda: len(collector.get("/v1/steps")["times"]) > 6)
+        wait_until(lambda: len(collector.get("/v1/steps")["times"]) > 6)
         page.add_init_script(PLOTS)
         page.goto(collector.url)
         zoom(page)
         scale = "({min: plots.at(-1).scales.x.min, max: plots.at(-1).scales.x.max, last: plots.at(-1).data[0].at(-1)})"
         zoomed = page.evaluate(scale)
         assert zoomed["max"] < zoomed["last"]
-        until(lambda: page.evaluate(scale)["last"] > zoomed["last"] + 1)
+        wait_until(lambda: page.evaluate(scale)["last"] > zoomed["last"] + 1)
         now = page.evaluate(scale)
         assert (now["min"], now["max"]) == (zoomed["min"], zoomed["max"])
         page.locator("#plot .u-over").dblclick()
-        until(lambda: page.evaluate(scale)["max"] > zoomed["last"])
+        wait_until(lambda: page.evaluate(scale)["max"] > zoomed["last"])
         page.locator("#plot").focus()
         page.keyboard.press("+")
         inner = page.evaluate(scale)
@@ -373,7 +373,7 @@ def test_a_zoom_of_the_chart_stays(tmp_path: Path) -> None:
         assert left["min"] < page.evaluate(scale)["min"]
         page.keyboard.press("-")
         page.keyboard.press("-")
-        until(lambda: page.evaluate(scale)["max"] > inner["last"])
+        wait_until(lambda: page.evaluate(scale)["max"] > inner["last"])
         assert not page.get_by_role("heading", name="Ranks and steps").is_visible(), "one rank has no heat map"
 
 
@@ -383,10 +383,10 @@ def test_the_axes_of_the_chart_are_readable(tmp_path: Path) -> None:
         page.add_init_script(PLOTS)
         page.goto(collector.url)
         labels = "(axis) => plots.at(-1)?.axes[axis]._values ?? null"
-        until(lambda: page.evaluate(labels, 1) is not None)
+        wait_until(lambda: page.evaluate(labels, 1) is not None)
         assert set(page.evaluate(labels, 1)) == {""}
         with training(collector.url, 0, steps=10_000, seconds=0.01):
-            until(lambda: len(collector.get("/v1/steps")["times"]) > 3)
-            until(lambda: "0" in page.evaluate(labels, 1))
+            wait_until(lambda: len(collector.get("/v1/steps")["times"]) > 3)
+            wait_until(lambda: "0" in page.evaluate(labels, 1))
             times = [text for text in page.evaluate(labels, 0) if text]
             assert len(times) == len(set(times))

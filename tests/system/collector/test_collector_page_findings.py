@@ -18,7 +18,7 @@ from stepscope.collector.live.views import LiveFinding
 from stepscope.collector.settings import CollectorSettings
 from stepscope.exporters.stream.step_summary import summary_of
 from stepscope.runtime.windows.step_facts import FACTS_DTYPE, SIGNALS, Phase
-from tests.support.collecting import collecting, training, until
+from tests.support.collecting import collecting, training, wait_until
 from tests.system.collector.test_collector_page import cell, look_at, quiet_page, violations, visit
 from tests.unit.collector.test_collector_live import START, run_of
 
@@ -100,7 +100,7 @@ def test_the_most_costly_finding_comes_first(tmp_path: Path) -> None:
     shown(tmp_path, [COSTLY, CHEAP], look)
 
 
-def test_nothing_is_found(tmp_path: Path) -> None:
+def test_the_page_of_a_run_without_findings(tmp_path: Path) -> None:
     """Then the page says in how many steps."""
 
     def look(url: str) -> None:
@@ -144,7 +144,7 @@ def test_processor_time_and_memory_of_a_process(tmp_path: Path, monkeypatch: pyt
     with collecting(tmp_path) as collector, quiet_page() as page, training(collector.url, 0, steps=10_000):
         page.goto(collector.url)
         page.get_by_role("button", name="Memory").wait_for()
-        until(lambda: cell(page, 0, "CPU").endswith("%") and cell(page, 0, "Memory").endswith("MiB"))
+        wait_until(lambda: cell(page, 0, "CPU").endswith("%") and cell(page, 0, "Memory").endswith("MiB"))
 
 
 RANKS, MAP_STEPS = 8, 10
@@ -205,7 +205,7 @@ def when(page: Page, look: Callable[[], bool]) -> None:
         page.wait_for_timeout(50)
         return look()
 
-    until(looked)
+    wait_until(looked)
 
 
 def at(page: Page, row: int, column: int, rows: int = RANKS, columns: int = MAP_STEPS) -> tuple[float, float]:
@@ -247,7 +247,7 @@ def test_cells_have_colours_and_words(tmp_path: Path) -> None:
             red, _, blue, _ = cells[3][5]
             assert red > blue + 60, "slow steps are orange"
             page.emulate_media(color_scheme="dark")
-            until(lambda: pixels(page)[1][0] != cells[1][0])
+            wait_until(lambda: pixels(page)[1][0] != cells[1][0])
             slow = re.compile(r"rank 3, step 105: 19\.\d ms of its own work, 2\.00 times the median\.$")
             page.locator("#heat-text").get_by_text(slow).wait_for()
 
@@ -294,12 +294,12 @@ def test_a_drag_zooms_and_a_click_chooses(tmp_path: Path) -> None:
             page.mouse.up()
             page.get_by_text("2 ranks, 2 by 3 cells").wait_for()
             assert (asked[-1]["from_step"], asked[-1]["to_step"], asked[-1]["to_rank"]) == ("104", "106", "3")
-            until(lambda: "map=2-3%2C104-106" in page.evaluate("location.search"))
+            wait_until(lambda: "map=2-3%2C104-106" in page.evaluate("location.search"))
             visit(page, page.url)
             page.get_by_text("2 ranks, 2 by 3 cells").wait_for()
             page.get_by_role("button", name="Show all ranks and steps").click()
             page.get_by_text("640 ranks, 320 by 10 cells").wait_for()
-            until(lambda: "map=" not in page.evaluate("location.search"))
+            wait_until(lambda: "map=" not in page.evaluate("location.search"))
 
             page.locator("#heat-canvas").focus()
             page.keyboard.press("+")
@@ -310,7 +310,7 @@ def test_a_drag_zooms_and_a_click_chooses(tmp_path: Path) -> None:
     map_shown(tmp_path, look, ranks=640)
 
 
-def test_it_is_asked_for_while_it_is_in_view(tmp_path: Path) -> None:
+def test_findings_are_requested_while_they_are_in_view(tmp_path: Path) -> None:
     """And every two seconds at most."""
 
     def look(url: str) -> None:

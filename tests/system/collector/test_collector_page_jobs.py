@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, urlsplit
 
 from tests.support.basics import ROOT, require
-from tests.support.collecting import CollectorProcess, collecting, trained, training, until
+from tests.support.collecting import CollectorProcess, collecting, trained, training, wait_until
 from tests.support.launch import launched
 from tests.support.pftrace import Trace
 from tests.system.collector.test_collector_page import PLOTS, TOKEN, quiet_page, sign_in, violations, visit, zoom
@@ -38,8 +38,8 @@ def summary(page: Page, title: str, part: str = ".value") -> str:
 
 def is_shown(page: Page, ranks: list[str], windows: int) -> None:
     """Waits until these ranks are in the table, and so many windows in theirs."""
-    until(lambda: page.locator("#rank-table tbody th").all_inner_texts() == ranks)
-    until(lambda: page.locator("#window-table tbody tr").count() == windows)
+    wait_until(lambda: page.locator("#rank-table tbody th").all_inner_texts() == ranks)
+    wait_until(lambda: page.locator("#window-table tbody tr").count() == windows)
 
 
 def downloaded(page: Page, label: str) -> int:
@@ -69,26 +69,26 @@ def test_a_job_is_chosen(tmp_path: Path) -> None:
         jobs.focus()
         page.keyboard.press("ArrowDown")
         page.keyboard.press("ArrowDown")
-        until(lambda: shown_job(page) == [SMALL])
+        wait_until(lambda: shown_job(page) == [SMALL])
         is_shown(page, ["rank 0"], 1)
         assert jobs.evaluate("node => node === document.activeElement && node.selectedOptions[0].textContent") == (
             f"{SMALL} – 1 rank, none connected"
         )
         assert summary(page, "Ranks") == "1 of 1"
         chart = page.locator("#chart-text")
-        until(lambda: "over one rank." in chart.inner_text())
+        wait_until(lambda: "over one rank." in chart.inner_text())
         assert downloaded(page, "Chrome trace of window 0, all ranks") == 10
         page.get_by_role("button", name="Ranks of window 0").click()
         dialog = page.get_by_role("dialog")
         views = collector.get("/v1/ranks", {"Authorization": f"Bearer {TOKEN}"})
         ids = [view["id"] for view in views if view["job_id"] == SMALL]
-        until(lambda: dialog.locator("tbody th").all_inner_texts() == ids)
+        wait_until(lambda: dialog.locator("tbody th").all_inner_texts() == ids)
         page.keyboard.press("Escape")
 
         jobs.select_option(label=f"{LARGE} – 2 ranks, none connected")
         is_shown(page, ["rank 0", "rank 1"], 2)
         assert downloaded(page, "Chrome trace of window 1, all ranks") == 20
-        until(lambda: "over 2 ranks" in chart.inner_text())
+        wait_until(lambda: "over 2 ranks" in chart.inner_text())
 
         page.go_back()
         is_shown(page, ["rank 0"], 1)
@@ -113,7 +113,7 @@ def test_a_link_to_a_job_that_is_not_there_yet(tmp_path: Path) -> None:
         with training(collector.url, 0, name="late", world=1, steps=10_000):
             page.get_by_role("button", name="rank 0", exact=True).wait_for()
             page.locator("#changes").get_by_text("rank 0 is connected").wait_for()
-            until(lambda: "late x1 – 1 rank" == jobs.evaluate("node => node.selectedOptions[0].textContent"))
+            wait_until(lambda: "late x1 – 1 rank" == jobs.evaluate("node => node.selectedOptions[0].textContent"))
             page.get_by_text("The chart as a table").click()
             assert violations(page) == "[]"
         assert "early" not in page.locator("#changes").inner_text()
@@ -136,7 +136,7 @@ def test_an_address_shows_the_same_to_others(tmp_path: Path) -> None:
     """Time range, zoom, filter, order and the chosen ranks; a button ends the zoom."""
     with collecting(tmp_path) as collector, quiet_page() as page:
         with training(collector.url, 0, steps=10_000), training(collector.url, 1, steps=10_000):
-            until(lambda: len(collector.get("/v1/steps")["times"]) > 6)
+            wait_until(lambda: len(collector.get("/v1/steps")["times"]) > 6)
         trained(collector.url, 2)
         page.add_init_script(PLOTS)
         visit(page, collector.url)
@@ -146,26 +146,28 @@ def test_an_address_shows_the_same_to_others(tmp_path: Path) -> None:
         page.get_by_label("Show").fill("rank")
         page.get_by_label("Choose rank 1").check()
         zoom(page)
-        until(lambda: "t" in parameters(page))
+        wait_until(lambda: "t" in parameters(page))
         found = parameters(page)
         assert {**found, "t": ""} == {"range": "all", "sort": "-Step time", "filter": "rank", "ranks": "job-1", "t": ""}
 
         other = page.context.new_page()
         other.add_init_script(PLOTS)
         other.goto(page.url)
-        until(lambda: other.evaluate("plots.length > 0"))
-        until(lambda: [round(end, 3) for end in other.evaluate(SCALE)] == [float(end) for end in found["t"].split("-")])
+        wait_until(lambda: other.evaluate("plots.length > 0"))
+        wait_until(
+            lambda: [round(end, 3) for end in other.evaluate(SCALE)] == [float(end) for end in found["t"].split("-")]
+        )
         assert other.get_by_role("radio", name="whole run").is_checked()
         assert other.locator("th[aria-sort=descending]").inner_text().startswith("Step time")
         assert other.get_by_label("Show").input_value() == "rank"
         assert other.get_by_label("Choose rank 1").is_checked()
         other.get_by_role("button", name="Reset zoom").click()
-        until(lambda: "t" not in parameters(other))
+        wait_until(lambda: "t" not in parameters(other))
         first, last = other.evaluate(SCALE)
         assert first < float(found["t"].split("-")[0]) and last > float(found["t"].split("-")[1])
         assert not other.get_by_role("button", name="Reset zoom").is_visible()
         other.get_by_role("button", name="Clear choice (1)").click()
-        until(lambda: "ranks" not in parameters(other))
+        wait_until(lambda: "ranks" not in parameters(other))
         assert not other.get_by_label("Choose rank 1").is_checked()
 
 
@@ -174,17 +176,17 @@ def test_another_job_is_shown_without_the_zoom_of_the_one_before(tmp_path: Path)
     with collecting(tmp_path) as collector, quiet_page() as page:
         for name in ("one", "two"):
             with training(collector.url, 0, name=name, world=1, steps=10_000):
-                until(partial(has_times, collector, f"{name}+x1"))
+                wait_until(partial(has_times, collector, f"{name}+x1"))
         page.add_init_script(PLOTS)
         visit(page, f"{collector.url}/?job=one+x1")
         zoom(page)
-        until(lambda: "t" in parameters(page))
+        wait_until(lambda: "t" in parameters(page))
         zoomed = parameters(page)
         page.get_by_role("combobox", name="Job").select_option(label="two x1 – 1 rank, none connected")
-        until(lambda: parameters(page) == {"job": "two x1"})
+        wait_until(lambda: parameters(page) == {"job": "two x1"})
         assert not page.get_by_role("button", name="Reset zoom").is_visible()
         page.go_back()
-        until(lambda: parameters(page) == zoomed)
+        wait_until(lambda: parameters(page) == zoomed)
         page.get_by_role("button", name="Reset zoom").wait_for()
 
 
@@ -209,7 +211,7 @@ def test_windows_of_several_jobs_and_starts(tmp_path: Path) -> None:
         page.goto(collector.url)
         sign_in(page, TOKEN)
         table = page.locator("#window-table tbody tr")
-        until(lambda: table.count() == 3)
+        wait_until(lambda: table.count() == 3)
         page.get_by_role("button", name="rank 0 of job", exact=True).wait_for()
         page.get_by_role("button", name="rank 0 of a job ~ of * all x2").wait_for()
         for of, steps in (("window 1 of job", 20), ("window 0 of a job ~ of * all x2", 10)):
@@ -331,7 +333,7 @@ def test_the_chosen_ranks_record(tmp_path: Path) -> None:
             dialog.get_by_text("All ranks record (2 of 2), steps").wait_for()
             assert answers(dialog) == [["rank 0", "yes"], ["rank 1", "yes"]]
             assert token.input_value() == ""
-            until(lambda: recorded(tmp_path, 0) and recorded(tmp_path, 1))
+            wait_until(lambda: recorded(tmp_path, 0) and recorded(tmp_path, 1))
             ((first, last),) = recorded(tmp_path, 0)
             assert last == first + 2 and recorded(tmp_path, 1) == [(first, last)]
             assert page.evaluate("Object.values(sessionStorage)") == ["a-token-to-read"]

@@ -34,7 +34,7 @@ from stepscope.collector.web import web_protocols
 from stepscope.exporters.stream import protocol
 from tests.support.basics import poll
 from tests.support.certificates import certify
-from tests.support.collecting import ask, collecting, training
+from tests.support.collecting import collecting, send_request, training
 from tests.support.collectors import COMMAND, Process, answer, connected, free_port, journals, send_frames
 from tests.support.collectors import collecting as collecting_here
 from tests.support.collectors import spans as spans_of
@@ -84,7 +84,7 @@ def test_it_prints_how_to_stream_to_it_and_its_ranks(tmp_path: Path) -> None:
     assert re.search(rf" {who} has ended$", last)
 
 
-def test_others_are_shown_this_machines_name(tmp_path: Path) -> None:
+def test_a_collector_on_all_addresses_prints_the_name_of_its_machine(tmp_path: Path) -> None:
     """Nobody can connect to the address that stands for all of a machine's."""
     token = tmp_path / "token"
     token.write_text("a-token-of-this-test")
@@ -119,12 +119,12 @@ async def test_serving_in_a_program(tmp_path: Path) -> None:
     )
     for _ in range(2):
         async with Collector(CollectorSettings(directory=tmp_path, port=0)).serving() as url:
-            assert (await asyncio.to_thread(ask, f"{url}/healthz")).json() == {"status": "ok"}
+            assert (await asyncio.to_thread(send_request, f"{url}/healthz")).json() == {"status": "ok"}
             with refused(DirectoryInUseError, os.getpid(), tmp_path):
                 async with Collector(CollectorSettings(directory=tmp_path, port=0)).serving():
                     pass
         with pytest.raises(OSError):
-            await asyncio.to_thread(ask, f"{url}/healthz")
+            await asyncio.to_thread(send_request, f"{url}/healthz")
     after = (
         logging.getLogger().handlers[:],
         logging.getLogger("uvicorn.error").level,
@@ -284,7 +284,7 @@ CLIENT = textwrap.dedent(
 )
 
 
-def test_everything_is_there_once(tmp_path: Path) -> None:
+def test_each_event_is_stored_once_through_kills(tmp_path: Path) -> None:
     """Four exporters, two of which are killed, and a collector that is killed over and over."""
     chance = random.Random(11)
     port = free_port()

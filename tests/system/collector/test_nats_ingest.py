@@ -129,7 +129,7 @@ async def publishing(server: NatsServer, bound: int = 256 << 20) -> AsyncGenerat
         yield Publishing(client, names, roster, MemoryBudget(bound))
 
 
-async def test_it_ends_with_the_stream(server: NatsServer, tmp_path: Path) -> None:
+async def test_ingesting_ends_with_the_stream(server: NatsServer, tmp_path: Path) -> None:
     """However messages overlap. Others hear that this directory has it."""
     collecting = Collecting(tmp_path)
     async with publishing(server) as publisher:

@@ -19,8 +19,8 @@ from stepscope.exporters.specimens import batch_of, run_in, spans
 from stepscope.exporters.stream import protocol
 from stepscope.exporters.stream.transport import LinkSettings
 from tests.support.basics import poll
-from tests.support.collecting import ask, collecting, until
-from tests.support.jetstreams import NAMES, Publisher, connected, jetstream, whole
+from tests.support.collecting import collecting, send_request, wait_until
+from tests.support.jetstreams import NAMES, Publisher, connected, jetstream, publish_stream
 from tests.support.nats import NatsServer
 from tests.support.nats_sources import ingesting
 
@@ -45,7 +45,7 @@ async def test_a_server_that_comes_later(server: NatsServer, tmp_path: Path) -> 
         server.start()
         async with jetstream(server.url) as context:
             publisher = Publisher(context)
-            await whole(publisher)
+            await publish_stream(publisher)
             await poll(lambda: source.ended(publisher.stream))
         await poll(lambda: not source.nats.view().problem)
 
@@ -98,18 +98,18 @@ async def test_buckets_that_somebody_deletes(server: NatsServer, tmp_path: Path)
         await poll(lambda: not source.nats.view().problem)
 
 
-async def test_nobody_takes_again_what_has_ended(server: NatsServer, tmp_path: Path) -> None:
+async def test_an_ended_stream_is_not_taken_again(server: NatsServer, tmp_path: Path) -> None:
     """Though JetStream still has it; after the loss of the directory it can be stored again."""
     server.start()
     async with jetstream(server.url) as context:
         first, second = Publisher(context), Publisher(context)
         async with ingesting(tmp_path / "one", server.url) as one:
-            await whole(first)
+            await publish_stream(first)
             await poll(lambda: one.ended(first.stream) and not one.nats.view().streams)
         assert await layout.keys(context, NAMES.leases) == set()
         assert (await context.stream_info(NAMES.stream)).state.messages == 2
         async with ingesting(tmp_path / "other", server.url) as other:
-            await whole(second)
+            await publish_stream(second)
             await poll(lambda: other.ended(second.stream) and not other.nats.view().streams)
             assert other.stored() == {second.stream}
         await (await context.key_value(NAMES.ended)).delete(first.names.key)
@@ -163,7 +163,7 @@ async def test_messages_that_name_no_stream(server: NatsServer, tmp_path: Path) 
         good = Publisher(context)
         for subject in ("frames.3.nobody", f"frames.{(partition_of(good.stream) + 1) % PARTITIONS}.{good.stream}"):
             await context.publish(f"stepscope.default.job.{subject}", b"")
-        await whole(good)
+        await publish_stream(good)
         await poll(lambda: source.ended(good.stream))
         await poll(lambda: source.nats.view().malformed_messages == 2)
         async with connected(server.url) as client:
@@ -192,16 +192,16 @@ def test_malformed_messages_are_shown(server: NatsServer, tmp_path: Path) -> Non
 
     stream = asyncio.run(publish())
     with collecting(tmp_path / "collected", "--from", server.url) as collector:
-        until(lambda: collector.get("/v1/job")["nats"]["malformed_messages"] == 3)
-        until(lambda: collector.get("/v1/job")["ended"] == 1)
-        text = ask(f"{collector.url}/metrics").body.decode()
+        wait_until(lambda: collector.get("/v1/job")["nats"]["malformed_messages"] == 3)
+        wait_until(lambda: collector.get("/v1/job")["ended"] == 1)
+        text = send_request(f"{collector.url}/metrics").body.decode()
         assert "stepscope_nats_malformed_messages_total 3.0" in text and "stepscope_nats_up 1.0" in text
         _, log = collector.stop()
     assert sum(stream in line and "claims" in line for line in log.splitlines()) == 3
     assert (tmp_path / "collected" / "refused.jsonl").read_text().count(stream) == 3
 
 
-async def test_limits_of_what_jetstream_keeps(server: NatsServer, tmp_path: Path) -> None:
+async def test_the_stream_has_the_limits_of_the_first_exporter(server: NatsServer, tmp_path: Path) -> None:
     """The first exporter creates the stream with its limits; an existing stream stays as it is."""
     server.start()
     limits = NatsLimits(max_bytes=1 << 28, max_age=300.0, discard="new")

@@ -20,7 +20,7 @@ from stepscope.runtime.journal.segments import segment_paths
 from stepscope.runtime.windows.window import Window
 from tests.support import rotation
 from tests.support.basics import ROOT
-from tests.support.collecting import CollectorProcess, ask, collecting, until
+from tests.support.collecting import CollectorProcess, collecting, send_request, wait_until
 from tests.support.launch import run_to_end, start
 from tests.support.messages import refused
 from tests.support.viewers.browser import open_page
@@ -86,13 +86,15 @@ def test_evicted_windows_are_shown(tmp_path: Path) -> None:
         return missing if missing and all(windows.get(index, True) for index in missing) else None
 
     with collecting(tmp_path, "--disk", str(limit), "--keep-newest", "2", "--keep-slowest", "0") as collector:
-        until(lambda: (now := collector.get("/v1/job")["storage"]) and now["used_bytes"] <= limit)
-        missing = until(lambda: shown(collector))
+        wait_until(lambda: (now := collector.get("/v1/job")["storage"]) and now["used_bytes"] <= limit)
+        missing = wait_until(lambda: shown(collector))
         total = missing.total()
-        storage = until(lambda: (now := collector.get("/v1/job")["storage"])["discarded_events"] == total and now)
+        storage = wait_until(lambda: (now := collector.get("/v1/job")["storage"])["discarded_events"] == total and now)
         assert storage["used_bytes"] <= limit == storage["limit_bytes"] and total > 0
         assert storage["free_bytes"] > 0 and storage["problem"] == ""
-        assert f"stepscope_discarded_events_total {float(total)}" in ask(f"{collector.url}/metrics").body.decode()
+        assert (
+            f"stepscope_discarded_events_total {float(total)}" in send_request(f"{collector.url}/metrics").body.decode()
+        )
         (rank,) = collector.get("/v1/ranks")
         assert rank["windows"] == len(ended) and rank["events"] == before.total()
         (stream,) = collector.get(f"/v1/ranks/{rank['id']}")["streams"]
@@ -104,7 +106,7 @@ def test_evicted_windows_are_shown(tmp_path: Path) -> None:
             page.get_by_role("cell", name="partly evicted").first.wait_for()
             assert "evicted" in page.locator("#summary").inner_text()
     with collecting(tmp_path) as collector:
-        until(lambda: not collector.get("/v1/job")["restoring"])
+        wait_until(lambda: not collector.get("/v1/job")["restoring"])
         assert collector.get("/v1/job")["storage"]["discarded_events"] == total
         assert collector.get("/v1/job")["storage"]["limit_bytes"] is None
         (rank,) = collector.get("/v1/ranks")
@@ -154,7 +156,7 @@ print(profiler.report())
 """
 
 
-def test_a_rank_without_a_journal_keeps_what_it_has(tmp_path: Path) -> None:
+def test_a_rank_whose_journal_was_deleted_keeps_its_buffer(tmp_path: Path) -> None:
     """In its buffer, which can be delivered; the collector logs what is wrong, and goes on when it was started again."""
     streams = tmp_path / "c" / "streams"
     with collecting(tmp_path / "c") as collector:
@@ -166,7 +168,7 @@ def test_a_rank_without_a_journal_keeps_what_it_has(tmp_path: Path) -> None:
     with collecting(tmp_path / "c") as collector:
         deliver = [sys.executable, "-m", "stepscope", "deliver", str(buffer), "--url", collector.url]
         run_to_end(deliver, check=True)
-        rank = until(lambda: next(iter(collector.get("/v1/ranks")), None))
+        rank = wait_until(lambda: next(iter(collector.get("/v1/ranks")), None))
         assert rank["state"] == "ended" and rank["events"] > 200
     assert list(streams.glob("*/journal"))
 
@@ -191,7 +193,7 @@ def test_a_full_disk_is_shown_until_there_is_room(small_disk: Path, tmp_path: Pa
             return storage["problem"] if storage else ""
 
         rank = start([sys.executable, "-c", FULL, collector.url, str(tmp_path / "run")])
-        assert "No space left" in until(problem)
+        assert "No space left" in wait_until(problem)
         subprocess.run(["mount", "-o", "remount,size=64M", str(small_disk)], check=True)
         assert rank.wait() == 0
-        until(lambda: not problem())
+        wait_until(lambda: not problem())

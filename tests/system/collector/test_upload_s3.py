@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.collecting import collecting, trained, until
+from tests.support.collecting import collecting, trained, wait_until
 from tests.support.launch import start
 from tests.support.object_stores import S3Server, Stream, contents
 
@@ -61,7 +61,7 @@ def test_a_killed_upload_goes_on(server: S3Server, tmp_path: Path) -> None:
     for kills in range(3):
         process = command(server, collected, url)
         before = len(there)
-        until(lambda: len(server.sizes()) > before + 10)  # noqa: B023
+        wait_until(lambda: len(server.sizes()) > before + 10)  # noqa: B023
         process.send_signal(signal.SIGKILL)
         process.communicate()
         there = server.sizes()
@@ -74,7 +74,7 @@ def test_a_killed_upload_goes_on(server: S3Server, tmp_path: Path) -> None:
 
     back = tmp_path / "back"
     process = command(server, "--restore", back, url)
-    until(lambda: len(list(back.glob("streams/*/journal*"))) > 10)
+    wait_until(lambda: len(list(back.glob("streams/*/journal*"))) > 10)
     process.send_signal(signal.SIGKILL)
     process.communicate()
     assert contents(back / "streams").items() <= contents(collected / "streams").items()
@@ -88,12 +88,12 @@ def test_a_collector_uploads_there(server: S3Server, tmp_path: Path) -> None:
     stream = Stream(collected, windows=12).end()
     arguments = ("--upload", f"s3://{server.BUCKET}/a/b", "--upload-every", "0.2")
     with collecting(collected, *arguments, files=None, **server.environment) as collector:
-        until(lambda: collector.get("/v1/job")["upload"]["complete"] == 1)
+        wait_until(lambda: collector.get("/v1/job")["upload"]["complete"] == 1)
     found = {name: size for name, size in server.sizes().items() if not name.endswith("clocks.json")}
     assert found == {f"a/b/{stream.id}/{path.name}": path.stat().st_size for path in stream.segments}
     arguments = ("--upload", "s3://nowhere/job1", "--upload-every", "0.2")
     with collecting(collected, *arguments, files=None, **server.environment) as collector:
-        problem = until(lambda: collector.get("/v1/job")["upload"]["problem"])
+        problem = wait_until(lambda: collector.get("/v1/job")["upload"]["problem"])
         assert "bucket does not exist" in problem
     assert [bucket["Name"] for bucket in server.client.list_buckets()["Buckets"]] == [server.BUCKET]
 
@@ -105,7 +105,7 @@ def test_a_client_of_s3_restores_it(server: S3Server, tmp_path: Path) -> None:
     with collecting(collected, *arguments, files=None, **server.environment) as collector:
         for rank in range(2):
             trained(collector.url, rank)
-        until(lambda: collector.get("/v1/job")["upload"]["complete"] == 2)
+        wait_until(lambda: collector.get("/v1/job")["upload"]["complete"] == 2)
     for name in server.sizes():
         path = back / name
         path.parent.mkdir(parents=True, exist_ok=True)

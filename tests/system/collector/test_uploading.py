@@ -23,7 +23,7 @@ from stepscope.exporters.stream import protocol
 from stepscope.runtime.errors import OutputError
 from tests.integration.collector.test_merge import syncs_of
 from tests.support.basics import poll
-from tests.support.collecting import ask, collecting, trained, until
+from tests.support.collecting import collecting, send_request, trained, wait_until
 from tests.support.collectors import answer, connected
 from tests.support.messages import check_messages, refused
 from tests.support.object_stores import HangingStore, Stream, contents, following
@@ -42,7 +42,7 @@ def collected(tmp_path: Path) -> Path:
     return tmp_path / "collected"
 
 
-async def ended(task: asyncio.Task[None]) -> None:
+async def cancel(task: asyncio.Task[None]) -> None:
     """Cancels a task and waits for its end."""
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
@@ -58,13 +58,13 @@ def test_a_collector_that_is_killed_in_the_middle_goes_on(collected: Path, tmp_p
         with collecting(collected, "--upload", f"file://{remote}") as collector:
             if kills < 3:
                 wanted = kills * 40 + 1
-                until(lambda: len(list(remote.rglob("journal*"))) >= wanted)  # noqa: B023
+                wait_until(lambda: len(list(remote.rglob("journal*"))) >= wanted)  # noqa: B023
                 collector.process.send_signal(signal.SIGKILL)
                 collector.process.wait()
                 there = contents(remote)
                 assert all(there[name] == made[name] for name in there.keys() & made.keys())
             else:
-                upload = until(lambda: (u := collector.get("/v1/job")["upload"])["complete"] == 60 and u)
+                upload = wait_until(lambda: (u := collector.get("/v1/job")["upload"])["complete"] == 60 and u)
                 assert (upload["streams"], upload["waiting_bytes"], upload["problem"]) == (60, 0, "")
                 assert upload["url"] == f"file://{remote}" and upload["at_ns"] != 0
     there = contents(remote)
@@ -72,7 +72,7 @@ def test_a_collector_that_is_killed_in_the_middle_goes_on(collected: Path, tmp_p
     assert all(name.endswith(".part") for name in there.keys() - made.keys() - {"clocks.json"})
 
 
-async def test_nothing_is_put_when_it_has_ended(collected: Path, tmp_path: Path) -> None:
+async def test_an_ended_uploader_puts_no_object(collected: Path, tmp_path: Path) -> None:
     """Not even what was being put, if the store answers within two seconds."""
     Stream(collected, windows=12).end()
     remote = tmp_path / "remote"
@@ -107,7 +107,7 @@ async def test_a_store_that_fails_is_reported_and_asked_again(
         await poll(lambda: uploading.view().complete == 3)
         await poll(lambda: "not a stepscope journal" in uploading.view().problem)
         await asyncio.sleep(0.1)
-        await ended(task)
+        await cancel(task)
     logged = [record.getMessage() for record in caplog.records]
     assert len(logged) == 2 and "in the way" not in logged[0] and "not a stepscope journal" in logged[1]
     there = {name for name in contents(collected / "streams") if bad.id not in name}
@@ -135,7 +135,7 @@ async def test_any_error_of_a_store_is_reported_and_over_the_next_time(
         task = asyncio.create_task(uploading.run())
         await poll(lambda: "StrangeError: no route" in uploading.view().problem)
     await poll(lambda: uploading.view().complete == 1 and not uploading.view().problem)
-    await ended(task)
+    await cancel(task)
 
 
 def test_a_wrong_url_is_refused_at_once_and_no_password_shown(tmp_path: Path) -> None:
@@ -200,11 +200,11 @@ def test_an_upload_follows_streams_that_grow(tmp_path: Path) -> None:
         for stream in streams:
             stream.end()
         trained(collector.url, 0)
-        until(lambda: collector.get("/v1/job")["upload"]["complete"] == 1)
-        text = ask(f"{collector.url}/metrics").body.decode()
+        wait_until(lambda: collector.get("/v1/job")["upload"]["complete"] == 1)
+        text = send_request(f"{collector.url}/metrics").body.decode()
         assert "stepscope_upload_waiting_bytes 0.0" in text and "stepscope_uploaded_bytes_total" in text
         made = {name: data for name, data in contents(collected / "streams").items() if "/journal" in name}
-        until(lambda: made.items() <= contents(remote).items())
+        wait_until(lambda: made.items() <= contents(remote).items())
 
 
 def line(stream: IO[str] | None) -> str:

@@ -103,7 +103,7 @@ def test_torchs_own_handler_is_served(tmp_path: Path) -> None:
         assert sum(event["name"] == "micro_step" for event in events(file)) == 1
 
 
-def test_the_tracker_records_what_is_logged(tmp_path: Path) -> None:
+def test_the_tracker_records_logged_numbers(tmp_path: Path) -> None:
     """Numbers are counters, the configuration metadata; step times can be logged like any other metric."""
     memory = sc.exporters.MemoryExporter()
     handler = ours.StepscopeProfileKwargs(settings={"exporters": [memory], "output_dir": str(tmp_path)})
@@ -200,8 +200,8 @@ def test_tables_and_events_are_torchs(tmp_path: Path) -> None:
     run.export_memory_timeline(str(tmp_path / "memory.json"))
     assert json.loads((tmp_path / "memory.json").read_text())
     seen[0].export_chrome_trace(tmp_path / "first.json")
-    told = json.loads((tmp_path / "first.json").read_text())
-    assert told["with_stack"] == 1 and told["framework"] == "accelerate" and told["size"] == 4
+    metadata = json.loads((tmp_path / "first.json").read_text())
+    assert metadata["with_stack"] == 1 and metadata["framework"] == "accelerate" and metadata["size"] == 4
     with pytest.raises(TypeError, match="group_by_shape"):
         run.key_averages(group_by_shape=True)  # pyright: ignore[reportCallIssue]
 

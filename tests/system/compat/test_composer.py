@@ -19,8 +19,8 @@ def test_composer_itself() -> None:
     # Composer 0.32 does many things that Python and torch warn of.
     command = [str(composer_python()), "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "ignore", "-k", "composer"]
     ours = ("PYTEST_", "RANK", "WORLD_SIZE")
-    kept = {name: value for name, value in environment().items() if not name.startswith(ours)}
-    done = run_to_end([*command, *TESTS], timeout=280, cwd=ROOT, environment={**kept, "PYTHONPATH": str(ROOT)})
+    inherited = {name: value for name, value in environment().items() if not name.startswith(ours)}
+    done = run_to_end([*command, *TESTS], timeout=280, cwd=ROOT, environment={**inherited, "PYTHONPATH": str(ROOT)})
     assert done.returncode == 0, done.stdout + done.stderr
 
 

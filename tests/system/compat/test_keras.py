@@ -130,9 +130,9 @@ def test_jax_is_recorded_without_torch(tmp_path: Path) -> None:
     found = json.loads(done.stdout.splitlines()[-1])
     assert (found["backend"], found["torch"]) == ("jax", False)
     for stage, span in (("fit", "micro_step"), ("evaluate", "test_step"), ("predict", "predict_step")):
-        told = found["first"][stage]
-        assert told["steps"] == [[2, 3, 4]] and told["complete"]
-        assert told["spans"].count(span) == 3
+        stage_facts = found["first"][stage]
+        assert stage_facts["steps"] == [[2, 3, 4]] and stage_facts["complete"]
+        assert stage_facts["spans"].count(span) == 3
     assert list(found["first"]) == ["fit", "evaluate", "predict"]
     assert found["second"]["fit"]["steps"] == [[14, 15, 16, 17]]
     assert found["second"]["fit"]["counters"] == ["loss"]

@@ -19,7 +19,7 @@ import pytest
 import stepscope as sc
 from stepscope.runtime.events.record import Kind
 from stepscope.runtime.windows.step_facts import Phase
-from tests.support.arming import say_in_environment
+from tests.support.arming import set_options_in_environment
 from tests.support.basics import ROOT, Deferred
 from tests.support.frameworks import Runs, check_incomplete, check_well, steps
 from tests.support.launch import run_to_end
@@ -202,8 +202,8 @@ def test_spawned_ranks_write_side_by_side(tmp_path: Path) -> None:
     assert done.stderr.count("stepscope recorded") == 1
     assert f"stepscope recorded 'fit': `stepscope report {run}` shows it\n  of rank 0: " in done.stderr
     traces = [json.loads(path.read_text()) for path in (run / "tensorboard").iterdir()]
-    told = [trace["distributedInfo"] for trace in traces]
-    assert sorted(info["rank"] for info in told) == [0, 1] and {info["world_size"] for info in told} == {2}
+    infos = [trace["distributedInfo"] for trace in traces]
+    assert sorted(info["rank"] for info in infos) == [0, 1] and {info["world_size"] for info in infos} == {2}
     for trace in traces:
         names = [event["name"] for event in trace["traceEvents"]]
         assert names.count("forward") == 3 and "ProfilerStep#4" in names
@@ -224,7 +224,7 @@ assert issubclass(StepscopeCallback, old.Callback) and issubclass(StepscopeProfi
 @pytest.mark.checklist("B6")
 def test_the_environment_has_steps_recorded(kind: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a training that goes on where it ended, too; in a directory for each stage where it says."""
-    say_in_environment(monkeypatch, window={"steps": 2}, output_dir=str(tmp_path / "said"))
+    set_options_in_environment(monkeypatch, window={"steps": 2}, output_dir=str(tmp_path / "said"))
     runs = Runs()
     traced = kind(exporters=[runs], output_dir=str(tmp_path / "programs"))
     using = given_to(tmp_path, traced)

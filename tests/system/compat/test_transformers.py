@@ -135,7 +135,7 @@ def test_a_prediction_of_one_batch(tmp_path: Path, caplog: pytest.LogCaptureFixt
 
 
 @pytest.mark.checklist("B3")
-def test_what_is_in_a_step(tmp_path: Path) -> None:
+def test_steps_have_logged_values_spans_and_checkpoints(tmp_path: Path) -> None:
     """A logged value is a counter, the optimizer's part a span; checkpoints are marked. By default in the Trainer's directory."""
     memory = sc.exporters.MemoryExporter()
     callback = ours.StepscopeCallback(exporters=[memory], schedule=None)

@@ -16,7 +16,7 @@ from stepscope.runtime.accounting.ledger import OutputLedger
 from stepscope.runtime.session.note import BUFFER_DIRECTORY
 from tests.stress.torture.servers import Passage
 from tests.support.basics import BUSY
-from tests.support.collecting import collecting, until
+from tests.support.collecting import collecting, wait_until
 from tests.support.collectors import journals
 from tests.support.collectors import spans as spans_of
 from tests.support.commands import stepscope
@@ -104,7 +104,7 @@ def test_collector(tmp_path: Path) -> None:
         assert not ledger.dropped and ledger.unsent >= LARGE
         assert exporter.unsent_files is not None and Path(exporter.unsent_files.place).parent == tmp_path / "run"
         delivered(tmp_path / "run", collector.url)
-        until(lambda: collector.get("/v1/job")["ended"] == 1)
+        wait_until(lambda: collector.get("/v1/job")["ended"] == 1)
         assert everywhere(tmp_path / "collected") == EVERYTHING
 
 
@@ -118,7 +118,7 @@ def test_nats(tmp_path: Path) -> None:
         assert exporter.unsent_files is not None and Path(exporter.unsent_files.place).parent == tmp_path / "run"
         delivered(tmp_path / "run", server.url)
         with collecting(tmp_path / "collected", "--from", server.url) as collector:
-            until(lambda: collector.get("/v1/job")["ended"] == 1)
+            wait_until(lambda: collector.get("/v1/job")["ended"] == 1)
             assert everywhere(tmp_path / "collected") == EVERYTHING
 
 

@@ -22,7 +22,7 @@ from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.journal.segments import segment_paths
 from stepscope.runtime.session.note import BUFFER_DIRECTORY
 from tests.support.basics import ROOT, missing
-from tests.support.collecting import CollectorProcess, collecting, until
+from tests.support.collecting import CollectorProcess, collecting, wait_until
 from tests.support.collectors import deliver, free_port, journals, spans
 from tests.support.jetstreams import NAMES, jetstream
 from tests.support.launch import run_to_end
@@ -213,7 +213,7 @@ def nowhere() -> str:
 
 def collected(collector: CollectorProcess, streams: int = 1) -> list[Path]:
     """The journals, once so many streams have ended."""
-    until(lambda: collector.get("/v1/job")["ended"] == streams)
+    wait_until(lambda: collector.get("/v1/job")["ended"] == streams)
     return list(journals(collector.directory))
 
 
@@ -259,7 +259,7 @@ def test_the_journal_of_a_killed_run_is_recovered(server: NatsServer, tmp_path: 
     run(tmp_path / "run", server.url, end="killed", wait="confirmed")
     journal = tmp_path / "run" / "journal"
     with collecting(tmp_path / "collected", "--from", server.url) as collector:
-        until(lambda: len(list(journals(collector.directory))) == 1)
+        wait_until(lambda: len(list(journals(collector.directory))) == 1)
         for _ in range(2):
             done = deliver(journal, server.url)
             assert done.returncode == 0, done.stderr

@@ -19,7 +19,7 @@ from stepscope.exporters.specimens import batch_of, run_in, spans
 from stepscope.exporters.stream.transport import LinkSettings
 from stepscope.runtime.loop_threads.ending_tasks import end_tasks
 from tests.support.basics import missing, poll, require
-from tests.support.collecting import collecting, until
+from tests.support.collecting import collecting, wait_until
 from tests.support.collectors import COMMAND, journals, spans_whole
 from tests.support.launch import run_to_end
 from tests.support.messages import refused
@@ -104,7 +104,7 @@ async def stopped(exporter: NatsExporter) -> None:
 def check_access(directory: Path, url: str, *options: str) -> None:
     """Takes the stream with the command, with these options."""
     with collecting(directory, "--from", url, *options) as collector:
-        until(lambda: any(spans_whole(path) for path in journals(directory)))
+        wait_until(lambda: any(spans_whole(path) for path in journals(directory)))
         assert collector.get("/v1/job")["nats"]["connected"]
 
 
@@ -195,7 +195,7 @@ def test_commands_refuse_secrets_in_urls(tmp_path: Path) -> None:
     assert SECRET not in done.stdout + done.stderr
 
 
-def test_others_must_not_listen(tmp_path: Path) -> None:
+def test_other_machines_are_reached_by_tls_only(tmp_path: Path) -> None:
     """To another machine nothing goes without TLS, unless somebody says so; on this one nobody listens."""
     for url in ("nats://head:4222", "nats://10.0.0.1"):
         with refused(ValueError, "--nats-ca", "access=NatsAccess(insecure=True)", "--nats-insecure"):

@@ -82,7 +82,7 @@ async def deliver(journal: Path, url: str, settings: LinkSettings = QUICK) -> No
     await delivery.deliver(journal, lambda feed: NatsTransport(servers, NAMES, NatsLimits(), settings, feed), 30.0)
 
 
-async def test_it_fulfils_the_contract_of_exporters(large_server: NatsServer, tmp_path: Path) -> None:
+async def test_the_exporter_keeps_the_contract(large_server: NatsServer, tmp_path: Path) -> None:
     """JetStream has the whole journal once the files on disk were delivered."""
 
     def read_back(exporter: Exporter, directory: Path) -> Iterable[str]:

@@ -34,7 +34,7 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-def ask(url: str) -> Any:
+def get_json(url: str) -> Any:
     with urllib.request.urlopen(url, timeout=30) as answer:
         return json.load(answer)
 
@@ -77,7 +77,7 @@ def wait_for(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
     while time.monotonic() < deadline:
         assert process.poll() is None, log.read_text(errors="replace")[-3000:]
         with contextlib.suppress(urllib.error.URLError, OSError):
-            ask(f"{url}/v1/projects")
+            get_json(f"{url}/v1/projects")
             return
         time.sleep(0.2)
     pytest.fail(f"Phoenix did not start: {log.read_text(errors='replace')[-3000:]}")
@@ -90,7 +90,7 @@ def stored(url: str, project: str, count: int) -> list[dict[str, Any]]:
     while len(found) < count and time.monotonic() < deadline:
         time.sleep(0.2)
         with contextlib.suppress(urllib.error.HTTPError):  # the project comes with its first span
-            found = ask(f"{url}/v1/projects/{project}/spans?limit=1000")["data"]
+            found = get_json(f"{url}/v1/projects/{project}/spans?limit=1000")["data"]
     return found
 
 

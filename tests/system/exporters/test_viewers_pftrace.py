@@ -59,7 +59,7 @@ def write_chrome(path: Path, batch: EventBatch, dialect: Dialect = "kineto") -> 
 
 
 @pytest.mark.parametrize("dialect", ["kineto", "tensorboard"])
-def test_everything_is_in_chrome_traces(tmp_path: Path, dialect: Dialect) -> None:
+def test_all_events_are_in_chrome_traces(tmp_path: Path, dialect: Dialect) -> None:
     """Counts of slices, counters, flows and arguments are exact, times to the nanosecond, without any problem."""
     batch = chrome_batch(tmp_path)
     path = tmp_path / "trace.json"
@@ -184,7 +184,7 @@ async def write(path: Path, run: Run, *batches: EventBatch, close: bool = True) 
     return left
 
 
-def seen(name: str) -> str:
+def up_to_nul(name: str) -> str:
     """A name as its queries answer: up to a NUL."""
     return name.partition("\0")[0]
 
@@ -196,7 +196,7 @@ def spans_of(batch: EventBatch) -> list[tuple[int, int]]:
 
 
 @pytest.mark.parametrize("name", ["trace.pftrace", "trace.pftrace.gz"])
-def test_everything_is_there(tmp_path: Path, name: str) -> None:
+def test_all_events_are_in_native_traces(tmp_path: Path, name: str) -> None:
     """Slices, counters, flows and arguments are all there, times to the nanosecond, without any problem."""
     run = make_run(tmp_path)
     scene = Scene(run)
@@ -214,9 +214,9 @@ def test_everything_is_there(tmp_path: Path, name: str) -> None:
     assert sorted((row["ts"], row["dur"]) for row in nested) == spans_of(batch)
     by_name = {row["name"]: row for row in slices}
     assert points | apart <= set(by_name)
-    assert {seen(strings.text(int(name))) for name in batch.events["name"][batch.events["kind"] == Kind.SPAN]} <= set(
-        by_name
-    )
+    assert {
+        up_to_nul(strings.text(int(name))) for name in batch.events["name"][batch.events["kind"] == Kind.SPAN]
+    } <= set(by_name)
     assert [by_name[f"touching {which}"]["depth"] for which in ("parent", "child", "next")] == [0, 1, 0]
     assert [row["dur"] for row in slices if row["name"] == "request"] == [30_000] * 3
     assert [by_name[name]["dur"] for name in ("download", "dropped", "paused")] == [60_000, 100_000, 100_000]

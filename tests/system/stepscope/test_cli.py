@@ -80,16 +80,16 @@ def test_help_has_examples_and_exit_codes(
     """The help shows the usage and the exit statuses, in lines that can be read."""
     monkeypatch.setenv("COLUMNS", "100")
     assert usage_error(command, "--help") == 0
-    said = capsys.readouterr().out
-    assert max(map(len, said.splitlines())) < 125
-    assert "exit codes: 0" in said or "exit codes: the program's own" in said
-    assert re.search(rf"examples:\n  stepscope {command}", said)
-    assert len(re.findall(r"^usage: [^\n]*(?:\n +[^\n]+)?\n\n", said)) == 1, "a usage of more lines hides an error"
-    assert ("--json " in said) is (command in REPORT)
-    assert (re.search("-o[ ,]", said) is not None and "--out" in said) is (command in WRITE)
+    text = capsys.readouterr().out
+    assert max(map(len, text.splitlines())) < 125
+    assert "exit codes: 0" in text or "exit codes: the program's own" in text
+    assert re.search(rf"examples:\n  stepscope {command}", text)
+    assert len(re.findall(r"^usage: [^\n]*(?:\n +[^\n]+)?\n\n", text)) == 1, "a usage of more lines hides an error"
+    assert ("--json " in text) is (command in REPORT)
+    assert (re.search("-o[ ,]", text) is not None and "--out" in text) is (command in WRITE)
 
 
-def test_what_is_missing_is_not_lost_among_options(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_option_is_named_in_the_second_line(capsys: pytest.CaptureFixture[str]) -> None:
     """`collect` has thirty options, and its error is the second line all the same."""
     assert usage_error("collect") == 2
     usage, error = capsys.readouterr().err.splitlines()
@@ -181,8 +181,8 @@ def test_a_setting_that_is_none_is_wrong_usage(
 
 def test_sizes_have_units() -> None:
     """Thousands, or of 1,024, in any case of letters; fractions of a byte are none."""
-    said = ("0", "-5", "7B", "10GB", "10 gb", "1.5KiB", "2MiB", "3TiB")
-    assert [size(text) for text in said] == [0, -5, 7, 10**10, 10**10, 1536, 2 << 20, 3 << 40]
+    texts = ("0", "-5", "7B", "10GB", "10 gb", "1.5KiB", "2MiB", "3TiB")
+    assert [size(text) for text in texts] == [0, -5, 7, 10**10, 10**10, 1536, 2 << 20, 3 << 40]
     for wrong in ("", "GB", "1.5", "1e9", "5 xB", "1,000"):
         with refused(argparse.ArgumentTypeError, "KB", "GiB", "50GB"):
             size(wrong)
@@ -238,7 +238,7 @@ def test_an_output_has_its_directory_made(tmp_path: Path) -> None:
         assert (tmp_path / out).exists()
 
 
-def test_convert_says_what_was_damaged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_convert_reports_a_damaged_journal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A journal that was cut off gives what it has, and a message says that it is not all."""
     journal = record(tmp_path / "run")
     journal.write_bytes(journal.read_bytes()[:-10])
@@ -247,14 +247,14 @@ def test_convert_says_what_was_damaged(tmp_path: Path, capsys: pytest.CaptureFix
     assert "torn bytes" in capsys.readouterr().err
 
 
-def test_convert_refuses_what_makes_no_sense(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_convert_refuses_wrong_files_and_endings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """An unknown ending, an output over its input, an input that is no journal."""
     journal = record(tmp_path / "run")
-    kept = journal.read_bytes()
+    before = journal.read_bytes()
     assert usage_error("convert", journal, tmp_path / "out.doc") == 2
     check_messages(capsys.readouterr().err, ".json (chrome)")
     assert usage_error("convert", journal, journal, "--format", "journal") == 2
-    assert journal.read_bytes() == kept
+    assert journal.read_bytes() == before
     (tmp_path / "text").write_text("this is no journal, " * 100)
     assert main(["convert", str(tmp_path / "text"), str(tmp_path / "out.json")]) == 1
     assert "journal" in capsys.readouterr().err
@@ -271,8 +271,8 @@ def test_convert_takes_the_newest_and_says_which(tmp_path: Path, capsys: pytest.
     newest = run / "journal-2"
     newest.write_bytes(newest.read_bytes()[:-10])
     assert main(["recover", str(run)]) == 0
-    told = capsys.readouterr().out
-    assert f"from {newest}" in told and "not used, name one to recover it: journal\n" in told
+    printed = capsys.readouterr().out
+    assert f"from {newest}" in printed and "not used, name one to recover it: journal\n" in printed
     assert main(["convert", str(run), str(tmp_path / "again.json")]) == 0
     assert "run/journal-2" in capsys.readouterr().err
     record(run, 3)
@@ -289,8 +289,8 @@ def test_convert_names_directories_with_a_journal(tmp_path: Path, capsys: pytest
         ["recover", str(tmp_path / "demo")],
     ):
         assert main(command) == 1
-        said = capsys.readouterr().err
-        assert str(tmp_path / "demo" / "stream") in said and str(tmp_path / "demo" / "deep" / "rank0") in said
+        errors = capsys.readouterr().err
+        assert str(tmp_path / "demo" / "stream") in errors and str(tmp_path / "demo" / "deep" / "rank0") in errors
 
 
 # recover
@@ -339,7 +339,7 @@ def test_recover_brings_back_a_killed_run(tmp_path: Path) -> None:
     assert forced.returncode == 2 and "--out FILE" in forced.stderr
 
 
-def test_what_was_written_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_commands_name_written_files_in_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Standard output has nothing else; what people read goes to standard error."""
     journal = record(tmp_path / "run")
     journal.write_bytes(journal.read_bytes()[:-10])
@@ -362,7 +362,7 @@ def test_help_fits_the_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     assert "--skip-first" in description and max(map(len, description.splitlines())) <= 60
 
 
-def test_convert_says_what_the_run_dropped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_convert_reports_events_that_the_run_dropped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A journal that was full when it was recorded: in words, and in JSON."""
     with sc.trace(output_dir=tmp_path / "run", options=sc.Options(journal_max_bytes=1 << 18)):
         for number in range(1_000_000):

@@ -50,12 +50,12 @@ def without_torch(directory: Path) -> dict[str, str]:
 def diagnosis(directory: Path, env: dict[str, str]) -> tuple[int, dict[str, dict[str, str]]]:
     """The exit code, and the checks by their names."""
     done = stepscope("doctor", "--json", cwd=directory, env=env)
-    said: dict[str, Any] = json.loads(done.stdout)
-    assert said["records"] is (done.returncode == 0)
-    return done.returncode, {check["name"]: check for check in said["checks"]}
+    report: dict[str, Any] = json.loads(done.stdout)
+    assert report["records"] is (done.returncode == 0)
+    return done.returncode, {check["name"]: check for check in report["checks"]}
 
 
-def test_it_records(tmp_path: Path) -> None:
+def test_doctor_records(tmp_path: Path) -> None:
     """A span and an operator of torch are recorded in a process of its own; nothing is left where it was called."""
     require("torch")
     code, checks = diagnosis(tmp_path, {})
@@ -102,9 +102,9 @@ def test_variables(variables: dict[str, str], check: str, text: str, tmp_path: P
 def test_a_machine_that_records_nothing(tmp_path: Path) -> None:
     """Where no file can be written, the exit code and the first lines say so."""
     done = python("-c", NO_FILES, cwd=tmp_path, env=without_torch(tmp_path), server=None)
-    said = json.loads(done.stdout)
-    assert (done.returncode, said["records"]) == (1, False), done.stderr
-    (recording,) = [check for check in said["checks"] if check["name"] == "recording"]
+    report = json.loads(done.stdout)
+    assert (done.returncode, report["records"]) == (1, False), done.stderr
+    (recording,) = [check for check in report["checks"] if check["name"] == "recording"]
     assert recording["state"] == "no" and recording["text"]
 
 

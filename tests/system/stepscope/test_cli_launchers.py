@@ -84,9 +84,9 @@ def test_ranks_that_do_not_end(tmp_path: Path) -> None:
         )
         (tmp_path / "end").touch()
         assert other.wait(60) == 0 and other.stderr.read() == ""
-    said = " ".join(ended.stderr.split())
-    assert "rank 2: nothing of it is in run; rank 1: not ended 5 s after this one" in said, ended.stderr
-    assert "1 rank did not end in order" in said
+    words = " ".join(ended.stderr.split())
+    assert "rank 2: nothing of it is in run; rank 1: not ended 5 s after this one" in words, ended.stderr
+    assert "1 rank did not end in order" in words
 
 
 TRACES_MORE = """

@@ -333,7 +333,7 @@ def test_exporters_are_chosen(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "said"),
+    ("arguments", "code", "message"),
     [
         (("missing.py",), 2, "there is no file missing.py"),
         (("q.py",), 2, "did you mean p.py?"),
@@ -355,22 +355,24 @@ def test_exporters_are_chosen(tmp_path: Path) -> None:
         (("--keep-last", "3", "--skip-first-wait", "p.py"), 2, "--keep-last records all steps"),
     ],
 )
-def test_a_program_is_not_begun_in_vain(arguments: tuple[str, ...], code: int, said: str, tmp_path: Path) -> None:
+def test_a_program_is_not_begun_in_vain(arguments: tuple[str, ...], code: int, message: str, tmp_path: Path) -> None:
     """An option that cannot work is refused before the program runs."""
     (tmp_path / "p.py").write_text("print('it ran')")
     (tmp_path / "folder").mkdir()
     done = stepscope("run", *arguments, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (code, "")
     assert not (tmp_path / "stepscope_runs").exists()
-    assert said in done.stderr and "Traceback" not in done.stderr
+    assert message in done.stderr and "Traceback" not in done.stderr
 
 
 def test_a_program_that_records_nothing_gets_advice(tmp_path: Path) -> None:
     """Behind the report, which says that its window is empty; of one that failed, the error says enough."""
-    for program, told in (("pass", True), ("1 / 0", False), ("import stepscope; stepscope.instant('x')", False)):
+    for program, has_hint in (("pass", True), ("1 / 0", False), ("import stepscope; stepscope.instant('x')", False)):
         (tmp_path / "p.py").write_text(program)
         done = stepscope("run", "--out", "run", "p.py", cwd=tmp_path)
-        assert ("imports no torch, and records nothing itself: add stepscope.span()" in done.stderr) is told, program
+        assert ("imports no torch, and records nothing itself: add stepscope.span()" in done.stderr) is has_hint, (
+            program
+        )
 
 
 def test_a_module_that_is_not_in_its_package_is_one_line(tmp_path: Path) -> None:
@@ -460,11 +462,11 @@ def test_a_broken_torch_breaks_nothing_else(tmp_path: Path) -> None:
 @contextlib.contextmanager
 def counted_steps() -> Generator[list[int]]:
     """The steps that are found in the block: an item each."""
-    taken: list[int] = []
-    steps = OptimizerSteps(lambda: taken.append(1))
+    steps_made: list[int] = []
+    steps = OptimizerSteps(lambda: steps_made.append(1))
     steps.attach()
     try:
-        yield taken
+        yield steps_made
     finally:
         steps.detach()
 
@@ -484,11 +486,11 @@ def test_several_optimizers(turns: str, expected: int) -> None:
     """An iteration is one step, however many optimizers step in it."""
     torch: Any = require("torch")
     optimizers = {name: torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1) for name in "abc"}
-    with counted_steps() as taken:
+    with counted_steps() as steps_made:
         for turn in turns:
             optimizers[turn].step()
     optimizers["a"].step()
-    assert len(taken) == expected
+    assert len(steps_made) == expected
 
 
 def test_an_optimizer_that_extends_another_steps_once() -> None:
@@ -500,13 +502,13 @@ def test_an_optimizer_that_extends_another_steps_once() -> None:
             base: Any = super()
             return base.step(closure)
 
-    with counted_steps() as taken:
+    with counted_steps() as steps_made:
         base = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
         mine = Mine([torch.zeros(1, requires_grad=True)], lr=0.1)
         for _ in range(3):
             mine.step()
         del base
-    assert len(taken) == 3
+    assert len(steps_made) == 3
 
 
 def test_torch_is_not_imported_for_programs_without_it(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from stepscope.cli.showing.view import TraceServer
 from tests.support.basics import perfetto_ui, require
 from tests.support.launch import launched
 from tests.support.messages import check_messages
-from tests.support.viewers.perfetto import ask
+from tests.support.viewers.perfetto import query_page
 
 NAMES = "select name from slice where name like 'work%' order by ts"
 
@@ -117,7 +117,7 @@ def test_a_run_in_perfetto(tmp_path: Path) -> None:
     run = record(tmp_path / "run")
     perfetto_ui()
     with viewing(run) as (url, process):
-        assert [row["name"] for row in ask(url, NAMES)[0]] == ["work 0"]
+        assert [row["name"] for row in query_page(url, NAMES)[0]] == ["work 0"]
         assert process.stderr is not None
         process.terminate()
         assert process.wait(30) == 0
@@ -161,7 +161,7 @@ def test_tensorboard(tmp_path: Path) -> None:
         (("trace.json", "--ui", ".", "--viewer", "tensorboard"), 2, ("--ui", "--viewer perfetto")),
     ],
 )
-def test_what_cannot_be_shown(
+def test_a_file_that_cannot_be_shown_is_refused(
     arguments: tuple[str, ...],
     code: int,
     facts: tuple[str, ...],

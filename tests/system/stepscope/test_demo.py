@@ -41,7 +41,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Demo:
     return Demo(directory, done)
 
 
-def test_it_says_what_it_did(demo: Demo) -> None:
+def test_it_prints_its_plan_and_its_result(demo: Demo) -> None:
     """The plan on standard output, progress on standard error; the network recognises most digits that it has not seen."""
     assert f"-------W{'R' * 39}S--W{'R' * 39}S---" in demo.done.stdout
     assert "4 epochs, 180 steps, loss 0." in demo.done.stderr
@@ -56,7 +56,7 @@ def test_the_readme_names_the_place_of_the_fault(demo: Demo) -> None:
     assert place in stepscope("explain", demo.directory, cwd=ROOT).stdout
 
 
-def test_it_says_what_opens_the_result(demo: Demo) -> None:
+def test_it_prints_commands_that_open_its_files(demo: Demo) -> None:
     """The commands can be pasted, and name what is there."""
     place = demo.directory.parent.parent.parent
     (line,) = re.findall(r"^  TensorBoard  (.*)$", demo.done.stdout, re.MULTILINE)

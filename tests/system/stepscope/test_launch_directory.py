@@ -115,7 +115,7 @@ def test_several_machines(launcher: dict[str, str], place: Path, monkeypatch: py
         (SRUN, {"SLURM_NTASKS": "1"}),
     ],
 )
-def test_where_no_name_is_safe(
+def test_a_launch_without_a_safe_name_has_a_directory_for_each_process(
     variables: dict[str, str], changed: dict[str, str], place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A process is alone, or nothing distinguishes this launch from the next one: each has a directory of its own."""

@@ -316,7 +316,7 @@ def test_phone_and_paper(hostile: Path, ranks: Path) -> None:
             assert page.locator("input:visible").count() == 0
 
 
-def test_where_it_is_written(tmp_path: Path, loop: Path) -> None:
+def test_a_page_replaces_a_page_only(tmp_path: Path, loop: Path) -> None:
     """A page replaces a page, and nothing else; directories are made; without `-o` it is `report.html`."""
     run = loop.parent / "run"
     target = tmp_path / "new" / "page.html"

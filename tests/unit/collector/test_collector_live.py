@@ -245,7 +245,7 @@ def test_round_trips_that_make_no_sense(samples: list[ClockSync]) -> None:
         assert latest.bound_ns is None or latest.bound_ns >= 0
 
 
-def test_what_a_rank_left_out_is_counted() -> None:
+def test_steps_and_records_that_a_rank_left_out_are_counted() -> None:
     """Steps without facts by its summaries, and records by its end. However much it claims, the sum is a number."""
     stream = Stream("1" * 32, run_of())
     for _ in range(3):

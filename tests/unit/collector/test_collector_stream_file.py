@@ -20,7 +20,7 @@ from tests.support.streams import RUN, SYNC, frames, frames_header, run_frame
 HEADER = fmt.encode_file_header(SYNC)
 
 
-def take(file: StreamFile, first: int, count: int, size: int = 40, segment: int = 0, position: int = 20) -> int:
+def write_frames(file: StreamFile, first: int, count: int, size: int = 40, segment: int = 0, position: int = 20) -> int:
     """Gives frames to a file; how many of them were new."""
     header = frames_header(first, count, segment, position)
     new_frames = file.check(header, memoryview(frames(first, count, size)))
@@ -31,7 +31,13 @@ def take(file: StreamFile, first: int, count: int, size: int = 40, segment: int 
 def test_frames_are_stored_once(tmp_path: Path) -> None:
     """A frame that is sent twice, whole or in part, is there once, byte by byte."""
     file = StreamFile(tmp_path, SYNC, RUN)
-    assert [take(file, 0, 3), take(file, 0, 3), take(file, 1, 4), take(file, 5, 1), take(file, 2, 2)] == [3, 0, 2, 1, 0]
+    assert [
+        write_frames(file, 0, 3),
+        write_frames(file, 0, 3),
+        write_frames(file, 1, 4),
+        write_frames(file, 5, 1),
+        write_frames(file, 2, 2),
+    ] == [3, 0, 2, 1, 0]
     file.close()
     assert file.path.read_bytes() == HEADER + frames(0, 6)
 
@@ -44,7 +50,7 @@ def test_a_file_goes_on_wherever_it_was_cut(data: st.DataObject) -> None:
         file = StreamFile(Path(place), SYNC, RUN)
         whole = HEADER + frames(0, 9, size)
         for first in (0, 3, 6):
-            take(file, first, 3, size)
+            write_frames(file, first, 3, size)
         file.close()
         cut = data.draw(st.integers(0, len(whole)))
         os.truncate(file.path, cut)
@@ -52,7 +58,7 @@ def test_a_file_goes_on_wherever_it_was_cut(data: st.DataObject) -> None:
         expected = max(cut - len(HEADER), 0) * 9 // (len(whole) - len(HEADER))
         assert again.next == expected
         resent = data.draw(st.integers(0, again.next))
-        take(again, resent, 9 - resent, size)
+        write_frames(again, resent, 9 - resent, size)
         again.close()
         assert file.path.read_bytes() == whole
 
@@ -60,12 +66,12 @@ def test_a_file_goes_on_wherever_it_was_cut(data: st.DataObject) -> None:
 def test_a_file_that_was_deleted_takes_nothing(tmp_path: Path) -> None:
     """Bytes written to it would be gone when it is closed; a file that was moved is there."""
     file = StreamFile(tmp_path, SYNC, RUN)
-    take(file, 0, 3)
+    write_frames(file, 0, 3)
     moved = file.path.rename(tmp_path / "moved")
-    assert take(file, 3, 1) == 1
+    assert write_frames(file, 3, 1) == 1
     moved.unlink()
     with refused(FileNotFoundError, "deleted while it was written", snapshot=False):
-        take(file, 4, 1)
+        write_frames(file, 4, 1)
     assert file.next == 4
     file.close()
 
@@ -73,18 +79,18 @@ def test_a_file_that_was_deleted_takes_nothing(tmp_path: Path) -> None:
 def test_frames_go_to_their_segments(tmp_path: Path) -> None:
     """Each file has the header that the rank's has; a closed one is not touched again, also after a restart."""
     file = StreamFile(tmp_path, SYNC, RUN)
-    take(file, 0, 3)
+    write_frames(file, 0, 3)
     second, third = 20 + 3 * 64, 20 + 5 * 64
-    assert take(file, 3, 2, segment=1, position=second) == 2
-    assert take(file, 1, 4, segment=1, position=84) == 0
+    assert write_frames(file, 3, 2, segment=1, position=second) == 2
+    assert write_frames(file, 1, 4, segment=1, position=84) == 0
     file.close()
     again = StreamFile(tmp_path, SYNC, RUN)
     assert (again.next, again.size) == (5, 20 + 3 * 64 + 32 + 2 * 64)
-    take(again, 5, 1, segment=3, position=third)
+    write_frames(again, 5, 1, segment=3, position=third)
     with refused(FormatError, "segment 1", "segment 3"):
-        take(again, 6, 1, segment=1)
+        write_frames(again, 6, 1, segment=1)
     with refused(FormatError, "segment 4", "byte 100"):
-        take(again, 6, 1, segment=4, position=100)
+        write_frames(again, 6, 1, segment=4, position=100)
     again.close()
     assert (tmp_path / "journal").read_bytes() == HEADER + frames(0, 3)
     assert (tmp_path / "journal.1").read_bytes() == fmt.encode_file_header(SYNC, 1, second) + frames(3, 2)
@@ -122,12 +128,12 @@ def test_a_segment_without_its_beginning_gets_the_run(tmp_path: Path) -> None:
 def test_a_file_without_frames_is_deleted(tmp_path: Path) -> None:
     """A collector that was killed between a new segment's header and its first frame continues behind the one before."""
     file = StreamFile(tmp_path, SYNC, RUN)
-    take(file, 0, 3)
+    write_frames(file, 0, 3)
     file.close()
     (tmp_path / "journal.1").write_bytes(fmt.encode_file_header(SYNC, 1, 20 + 3 * 64))
     again = StreamFile(tmp_path, SYNC, RUN)
     assert again.next == 3 and not (tmp_path / "journal.1").exists()
-    assert take(again, 3, 1, segment=1, position=20 + 3 * 64) == 1
+    assert write_frames(again, 3, 1, segment=1, position=20 + 3 * 64) == 1
     again.close()
 
 
@@ -135,10 +141,10 @@ def test_a_segment_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     """A rank that never begins a new one is refused."""
     monkeypatch.setattr(stream_file, "MAX_SEGMENT_BYTES", 300)
     file = StreamFile(tmp_path, SYNC, RUN)
-    take(file, 0, 4)
+    write_frames(file, 0, 4)
     with refused(FormatError, "300"):
-        take(file, 4, 1)
-    assert take(file, 4, 1, segment=1, position=20 + 4 * 64) == 1
+        write_frames(file, 4, 1)
+    assert write_frames(file, 4, 1, segment=1, position=20 + 4 * 64) == 1
     file.close()
 
 
@@ -159,10 +165,10 @@ def test_a_segment_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_other_data_are_refused_whole(tmp_path: Path, first: int, count: int, data: bytes, facts: list[str]) -> None:
     """No part of a message is stored if its header is wrong."""
     file = StreamFile(tmp_path, SYNC, RUN)
-    take(file, 0, 3)
+    write_frames(file, 0, 3)
     with refused(FormatError, *facts):
         file.check(frames_header(first, count), memoryview(data))
-    assert take(file, 3, 2) == 2
+    assert write_frames(file, 3, 2) == 2
     file.close()
     assert file.path.read_bytes() == HEADER + frames(0, 5)
 
@@ -198,8 +204,8 @@ def test_files_are_private(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
         file = StreamFile(tmp_path, SYNC, RUN)
-        take(file, 0, 1)
-        take(file, 1, 1, segment=1, position=84)
+        write_frames(file, 0, 1)
+        write_frames(file, 1, 1, segment=1, position=84)
         file.close()
     finally:
         os.umask(before)
@@ -210,12 +216,12 @@ def test_a_full_disk_leaves_the_file_as_it_was(small_disk: Path) -> None:
     """A write that does not fit is undone, and works when there is room again."""
     ballast = small_disk / "ballast"
     file = StreamFile(small_disk, SYNC, RUN)
-    take(file, 0, 2)
+    write_frames(file, 0, 2)
     ballast.write_bytes(b"x" * (900 << 10))
     with pytest.raises(OSError):
-        take(file, 2, 40, 8000)
+        write_frames(file, 2, 40, 8000)
     assert file.next == 2
     ballast.unlink()
-    assert take(file, 2, 40, 8000) == 40
+    assert write_frames(file, 2, 40, 8000) == 40
     file.close()
     assert StreamFile(small_disk, SYNC, RUN).next == 42

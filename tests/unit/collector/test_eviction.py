@@ -118,7 +118,7 @@ class Model:
 
 
 @given(streams(), st.integers(0, 3), st.integers(0, 3), st.floats(0.05, 1.2))
-def test_the_limit_holds_and_what_is_missing_is_counted(
+def test_the_limit_holds_and_evicted_events_are_counted(
     tmp_path_factory: pytest.TempPathFactory, drawn: Drawn, newest: int, slowest: int, part: float
 ) -> None:
     """For any segments: enough is free in the end, or nothing that may be evicted is left; and no window that is protected is
@@ -186,15 +186,15 @@ def make_room(store: Store, nbytes: int, **policy: int) -> Storage:
     return storage
 
 
-def some(first: int, count: int, rank: int = 0, *, nbytes: int = 64 * KIB, began: int = 0) -> list[Frame]:
+def segment(first: int, count: int, rank: int = 0, *, nbytes: int = 64 * KIB, began: int = 0) -> list[Frame]:
     """A segment with windows of a second each; the first begins so many seconds after the start of its process."""
     return [run_of(rank, began), *windows(range(first, first + count), nbytes, began=began + first, first=2 * first)]
 
 
 def test_the_oldest_go_first_whosever_they_are(store: Store) -> None:
     """By the time of their last event, and not more than must."""
-    one = stored(store, ONE, some(0, 2), some(4, 2), some(8, 1))
-    two = stored(store, TWO, some(2, 2, rank=1), some(6, 2, rank=1), some(9, 1, rank=1))
+    one = stored(store, ONE, segment(0, 2), segment(4, 2), segment(8, 1))
+    two = stored(store, TWO, segment(2, 2, rank=1), segment(6, 2, rank=1), segment(9, 1, rank=1))
     left: list[tuple[list[int], list[int]]] = []
     for _ in range(5):
         make_room(store, 100 * KIB, newest=0, slowest=0)
@@ -204,11 +204,11 @@ def test_the_oldest_go_first_whosever_they_are(store: Store) -> None:
 
 def test_protected_windows_stay_on_all_ranks(store: Store) -> None:
     """The slowest one is slow on one rank; the others keep it as well, also one on which it has not ended."""
-    slow = some(0, 3)
+    slow = segment(0, 3)
     slow[-1] = closed(2, 4, 2, seconds=3.0)
-    paths = [stored(store, ONE, slow, some(3, 3), some(6, 3), some(9, 1))]
-    paths.append(stored(store, TWO, *(some(at, 3, rank=1) for at in (0, 3, 6)), some(9, 1, rank=1)))
-    paths.append(stored(store, THREE, some(0, 3, rank=2)[:-1], *(some(at, 3, rank=2) for at in (3, 6, 9))))
+    paths = [stored(store, ONE, slow, segment(3, 3), segment(6, 3), segment(9, 1))]
+    paths.append(stored(store, TWO, *(segment(at, 3, rank=1) for at in (0, 3, 6)), segment(9, 1, rank=1)))
+    paths.append(stored(store, THREE, segment(0, 3, rank=2)[:-1], *(segment(at, 3, rank=2) for at in (3, 6, 9))))
     make_room(store, 550 * KIB, newest=1, slowest=1)
     assert [numbers(path) for path in paths] == [[0, 2, 3]] * 3
     make_room(store, 550 * KIB, newest=1, slowest=1)
@@ -219,18 +219,18 @@ def test_protected_windows_stay_on_all_ranks(store: Store) -> None:
 
 def test_the_very_newest_window_stays_if_nothing_newer_is_there(store: Store) -> None:
     """Of the last start of each rank that is over; of the others there is something newer."""
-    ended = [*some(4, 4), END]
-    before = stored(store, ONE, some(0, 4), ended)
-    paths = [stored(store, TWO, some(0, 4, began=1000), [*some(4, 4, began=1000), END])]
-    paths.append(stored(store, THREE, some(0, 4, rank=1), [*some(4, 4, rank=1), END]))
+    ended = [*segment(4, 4), END]
+    before = stored(store, ONE, segment(0, 4), ended)
+    paths = [stored(store, TWO, segment(0, 4, began=1000), [*segment(4, 4, began=1000), END])]
+    paths.append(stored(store, THREE, segment(0, 4, rank=1), [*segment(4, 4, rank=1), END]))
     make_room(store, 1300 * KIB, newest=1, slowest=0)
     assert [numbers(path) for path in paths] == [[1]] * 2 and not before.exists()
 
 
 def test_a_run_that_is_over_goes_whole_in_the_end(store: Store) -> None:
     """Segment by segment; what it had brought is counted with what was evicted before."""
-    path = stored(store, ONE, some(0, 4), [*some(4, 4), END])
-    stored(store, TWO, some(8, 1, rank=1, nbytes=512 * KIB))
+    path = stored(store, ONE, segment(0, 4), [*segment(4, 4), END])
+    stored(store, TWO, segment(8, 1, rank=1, nbytes=512 * KIB))
     make_room(store, 200 * KIB, newest=0, slowest=0)
     assert numbers(path) == [1] and Deleted(store.directory).count.streams == 0
     make_room(store, 200 * KIB, newest=0, slowest=0)
@@ -240,7 +240,7 @@ def test_a_run_that_is_over_goes_whole_in_the_end(store: Store) -> None:
 
 def test_an_hour_of_silence_is_an_end(store: Store) -> None:
     """Of a process that was killed: until then its last segment stays."""
-    path = stored(store, ONE, some(0, 4))
+    path = stored(store, ONE, segment(0, 4))
     make_room(store, 200 * KIB, newest=0, slowest=0)
     assert path.exists()
     then = path.stat().st_mtime - 7200
@@ -251,16 +251,16 @@ def test_an_hour_of_silence_is_an_end(store: Store) -> None:
 
 def test_of_two_runs_of_a_job_the_older_one_goes_first(store: Store) -> None:
     """Windows of the same steps are protected together; of these the oldest segments are the first."""
-    before = stored(store, ONE, some(0, 2), [*some(2, 2), END])
-    after = stored(store, TWO, some(0, 2, began=1000), [*some(2, 2, began=1000), END])
+    before = stored(store, ONE, segment(0, 2), [*segment(2, 2), END])
+    after = stored(store, TWO, segment(0, 2, began=1000), [*segment(2, 2, began=1000), END])
     make_room(store, 100 * KIB, newest=4, slowest=0)
     assert numbers(before) == [1] and numbers(after) == [0, 1]
 
 
 def test_uploaded_segments_go_first(store: Store) -> None:
     """Then what is not; a run that is to make a place for another one must be uploaded whole."""
-    one = stored(store, ONE, some(0, 2), [*some(2, 2), END])
-    two = stored(store, TWO, some(4, 2), [*some(6, 2), END])
+    one = stored(store, ONE, segment(0, 2), [*segment(2, 2), END])
+    two = stored(store, TWO, segment(4, 2), [*segment(6, 2), END])
     there = {two, two.with_name("journal.1")}
     limit = disk_use(store.directory).total
     policy = StoragePolicy(max_bytes=limit, newest=0, slowest=0)
@@ -273,7 +273,7 @@ def test_uploaded_segments_go_first(store: Store) -> None:
 
 def test_a_collector_killed_while_it_evicts_counts_nothing_twice(store: Store) -> None:
     """Whether the line was written, or a part of it: as long as the segment is there it does not count."""
-    path = stored(store, ONE, some(0, 4), some(4, 4), some(8, 1))
+    path = stored(store, ONE, segment(0, 4), segment(4, 4), segment(8, 1))
     lines = path.with_name(NAME)
     make_room(store, 200 * KIB, newest=0, slowest=0)
     (first,) = read_evicted(path)
@@ -294,7 +294,7 @@ def test_a_full_disk_is_freed(tmp_path: Path) -> None:
     """Though there is no room for the line: it is written when the segment has made some."""
     with small_disk(tmp_path / "disk", 2 << 20) as disk:
         store = Store(CollectorSettings(directory=disk / "c"))
-        path = stored(store, ONE, some(0, 4), some(4, 4), some(8, 1))
+        path = stored(store, ONE, segment(0, 4), segment(4, 4), segment(8, 1))
         with contextlib.suppress(OSError), (disk / "of somebody else").open("wb") as file:
             while True:
                 file.write(bytes(4096))
@@ -306,11 +306,11 @@ def test_a_full_disk_is_freed(tmp_path: Path) -> None:
 
 def test_a_stream_that_cannot_be_written_or_deleted_is_left_as_it_is(store: Store) -> None:
     """It is named, the limit holds with the others, and a file that cannot be deleted does not count as deleted."""
-    one = stored(store, ONE, some(0, 4), some(4, 1))
+    one = stored(store, ONE, segment(0, 4), segment(4, 1))
     one.with_name(NAME).mkdir()
-    two = stored(store, TWO, [*some(0, 4, rank=1), END])
+    two = stored(store, TWO, [*segment(0, 4, rank=1), END])
     two.with_name("evicted").mkdir()
-    three = stored(store, THREE, some(5, 4, rank=2), some(9, 1, rank=2))
+    three = stored(store, THREE, segment(5, 4, rank=2), segment(9, 1, rank=2))
     for _ in range(3):
         storage = make_room(store, 200 * KIB, newest=0, slowest=0)
         assert sorted(storage.unreadable) == [ONE, TWO]
@@ -323,8 +323,8 @@ def test_a_stream_that_cannot_be_written_or_deleted_is_left_as_it_is(store: Stor
 
 def test_nothing_is_evicted_before_the_state_is_restored_from_it(store: Store) -> None:
     """Its reader would miss it. No newer stream goes in its place: this one is read first."""
-    path = stored(store, ONE, some(0, 4), [*some(4, 4), END])
-    newer = stored(store, TWO, some(9, 4, rank=1), [*some(13, 4, rank=1), END])
+    path = stored(store, ONE, segment(0, 4), [*segment(4, 4), END])
+    newer = stored(store, TWO, segment(9, 4, rank=1), [*segment(13, 4, rank=1), END])
     streams = Streams(8)
     streams.unread = {ONE: path, THREE: store.path(THREE)}
     plenty = Storage(store, StoragePolicy(max_bytes=1 << 30, newest=0, slowest=0), streams)

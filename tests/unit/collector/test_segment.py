@@ -54,7 +54,7 @@ def without_index(path: Path) -> None:
 
 
 @given(ACT_LISTS, st.integers(1, 4_000), st.booleans())
-def test_it_is_what_a_reader_finds(
+def test_listed_windows_are_those_that_a_reader_finds(
     tmp_path_factory: pytest.TempPathFactory, acts: Sequence[Act], segment_bytes: int, ended: bool
 ) -> None:
     """Of each segment, however windows go on in the next one, and whether it has an index or not."""

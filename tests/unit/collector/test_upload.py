@@ -105,7 +105,9 @@ def test_the_last_segment_of_a_killed_rank_is_put(collected: Path, url: str) -> 
     assert (uploader.complete, uploader.waiting) == (1, 0)
 
 
-def test_only_what_has_changed_is_looked_at(collected: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_directories_of_changed_streams_are_listed(
+    collected: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """After the first look: a stream that is reported as changed, and no other one."""
     streams = [Stream(collected, number, windows=6) for number in range(5)]
     uploader = Uploader(collected, url)

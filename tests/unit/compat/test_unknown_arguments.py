@@ -1,4 +1,4 @@
-"""Misspelt arguments at the front doors: one form of message, with the nearest name."""
+"""Misspelt arguments of drop-in replacements: one form of message, with the nearest name."""
 
 from __future__ import annotations
 

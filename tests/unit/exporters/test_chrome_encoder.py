@@ -156,7 +156,7 @@ def test_gaps_overlap_nothing(scene: Scene) -> None:
     assert paused["id2"] != begin["id2"]
 
 
-def test_memory_has_what_the_plugin_needs(scene: Scene) -> None:
+def test_memory_events_have_the_keys_of_the_plugin(scene: Scene) -> None:
     """Memory events carry every key of the memory view, from the record where the arguments do not say it."""
     scene.add(Kind.MEMORY, "any", 1, value=8192, id=3, Bytes=4096)
     (event,) = encode(scene)

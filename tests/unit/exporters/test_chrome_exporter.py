@@ -222,7 +222,7 @@ async def test_valid_after_every_piece(tmp_path: Path, form: Form, name: str) ->
     assert [event["name"] for event in closed] == [event["name"] for event in events_of(tmp_path / "other" / name)]
 
 
-async def test_an_end_that_is_shorter_than_what_ended_it_before(tmp_path: Path) -> None:
+async def test_a_shorter_end_leaves_no_bytes_of_the_former_one(tmp_path: Path) -> None:
     """No bytes of the former end follow."""
     run = make_run(tmp_path, metadata={})
     long = msgspec.structs.replace(run, name="x" * 5000)

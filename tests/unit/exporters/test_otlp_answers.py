@@ -84,7 +84,7 @@ async def test_a_success_that_breaks_off_is_one(fault: Fault, tmp_path: Path, ca
 
 
 @pytest.mark.parametrize("fault", ["half a body", "hang in body"])
-async def test_a_failure_that_breaks_off_is_what_its_status_says(fault: Fault, tmp_path: Path) -> None:
+async def test_the_status_decides_though_the_answer_breaks_off(fault: Fault, tmp_path: Path) -> None:
     """A failure that may pass is tried again, one that will not is not."""
     options = msgspec.structs.replace(PLAIN, timeout=0.5)
     async with receiver() as server:

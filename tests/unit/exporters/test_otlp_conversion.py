@@ -374,7 +374,7 @@ def test_a_loop_without_steps_is_sent_as_it_goes() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(-2, 14), st.booleans(), st.booleans()), min_size=1, max_size=15))
-def test_the_nearest_is_what_walking_finds(nodes: list[tuple[int, bool, bool]]) -> None:
+def test_the_nearest_sent_ancestor_is_found(nodes: list[tuple[int, bool, bool]]) -> None:
     """For any parents without circles."""
     parent = np.array([up if up < index else UNKNOWN for index, (up, _, _) in enumerate(nodes)], np.int64)
     sent = np.array([flag for _, flag, _ in nodes])

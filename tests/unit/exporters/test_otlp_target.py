@@ -40,7 +40,7 @@ def target(signal: str = "traces", endpoint: str | None = None, **options: objec
         ("https://host?key=1", "https://host/v1/traces?key=1"),
     ],
 )
-def test_an_endpoint_is_what_receivers_are_below(endpoint: str, url: str) -> None:
+def test_paths_of_signals_are_added_to_the_endpoint(endpoint: str, url: str) -> None:
     """Both signals have their path below it."""
     assert target("traces", endpoint).url == url
     assert target("metrics", endpoint).url == url.replace("traces", "metrics")
@@ -124,7 +124,7 @@ def test_malformed_variables_are_refused(monkeypatch: pytest.MonkeyPatch) -> Non
             assert "s3cret" not in str(caught.value)
 
 
-def test_other_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arguments_override_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     """Arguments go first."""
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "2500")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_COMPRESSION", "none")

@@ -50,12 +50,12 @@ def forests(draw: st.DrawFn, begin: int = 0, end: int = 12, depth: int = 0) -> l
     return made
 
 
-def ended(forest: list[Span], parent: int = 0, depth: int = 0) -> Iterator[Span]:
+def in_order_of_their_ends(forest: list[Span], parent: int = 0, depth: int = 0) -> Iterator[Span]:
     """The spans in the order in which they ended, as a thread records them; numbered on the way."""
     for span in forest:
         span.number = next(_numbers)
         span.parent, span.depth = parent, depth
-        yield from ended(span.children, span.number, depth + 1)
+        yield from in_order_of_their_ends(span.children, span.number, depth + 1)
         yield span
 
 
@@ -99,12 +99,12 @@ def _varint(number: int) -> bytes:
     return made + bytes([number])
 
 
-def wanted(spans: list[Span]) -> list[tuple[str, int, int]]:
+def expected_slices(spans: list[Span]) -> list[tuple[str, int, int]]:
     """Names and times."""
     return sorted((f"span {span.number - (1 << 40)}", 1000 + span.begin, span.end - span.begin) for span in spans)
 
 
-def found(slices: list[Slice]) -> list[tuple[str, int, int]]:
+def drawn_slices(slices: list[Slice]) -> list[tuple[str, int, int]]:
     """Names and times."""
     return sorted((drawn.name, drawn.ts, drawn.dur) for drawn in slices)
 
@@ -114,12 +114,12 @@ def found(slices: list[Slice]) -> list[tuple[str, int, int]]:
 def test_blocks_of_any_size(forest: list[Span], cuts: list[int]) -> None:
     """However spans are cut into blocks, each has its times; one that cannot nest any more is drawn apart. In one block each has
     its depth: also empty ones, and those that begin or end together."""
-    spans = list(ended(forest))
+    spans = list(in_order_of_their_ends(forest))
     borders = [0, *sorted(min(cut, len(spans)) for cut in cuts), len(spans)]
     made = encoder()
     pieces = [made.encode(block_of(spans[a:b]), b"", 0) for a, b in zip(borders, borders[1:], strict=False)]
     trace = read(*pieces, made.release())
-    assert found([*trace.slices(), *trace.pairs()]) == wanted(spans)
+    assert drawn_slices([*trace.slices(), *trace.pairs()]) == expected_slices(spans)
     if not cuts:
         depths = {drawn.name: drawn.depth for drawn in trace.slices()}
         assert depths == {f"span {span.number - (1 << 40)}": span.depth for span in spans}
@@ -133,7 +133,7 @@ def test_blocks_of_any_size(forest: list[Span], cuts: list[int]) -> None:
 def test_borders_nest_across_blocks(forest: list[Span], cuts: list[int]) -> None:
     """A span that begins where recording began nests as it should, though the one around it comes blocks later."""
     outer = [Span(0, 12, [Span(0, 12, [Span(0, 3), Span(3, 5), *shifted(forest)])])]
-    spans = list(ended(outer))
+    spans = list(in_order_of_their_ends(outer))
     borders = [0, *sorted(min(cut, len(spans)) for cut in cuts), len(spans)]
     made = encoder()
     pieces: list[bytes] = []
@@ -146,7 +146,7 @@ def test_borders_nest_across_blocks(forest: list[Span], cuts: list[int]) -> None
     for span in spans:
         if span.begin == 0:
             assert drawn[f"span {span.number - (1 << 40)}"].depth == span.depth
-    assert found([*trace.slices(), *trace.pairs()]) == wanted(spans)
+    assert drawn_slices([*trace.slices(), *trace.pairs()]) == expected_slices(spans)
 
 
 def shifted(forest: list[Span]) -> list[Span]:
@@ -166,7 +166,7 @@ def test_any_intervals(intervals: list[tuple[int, int]], cuts: list[int]) -> Non
     pieces = [made.encode(block_of(spans[a:b]), b"", 0) for a, b in zip(borders, borders[1:], strict=False)]
     trace = read(*pieces, made.release())
     if len(borders) == 2:
-        assert found([*trace.slices(), *trace.pairs()]) == wanted(spans)
+        assert drawn_slices([*trace.slices(), *trace.pairs()]) == expected_slices(spans)
     assert len(trace.slices()) + len(trace.pairs()) == len(spans)
 
 
@@ -257,8 +257,8 @@ def test_two_sources_on_one_row(
 ) -> None:
     """Regions and steps have their exact times, whatever blocks the spans of two sources come in, and rows nest."""
     regions, foreign = (
-        crossing_block(list(ended(program)), "user_annotation", scale),
-        crossing_block(list(ended(other)), category, scale),
+        crossing_block(list(in_order_of_their_ends(program)), "user_annotation", scale),
+        crossing_block(list(in_order_of_their_ends(other)), category, scale),
     )
     parts: list[tuple[str, Block]] = []
     for source, events in ((RECORDER, regions), ("torch", foreign)):

@@ -42,7 +42,7 @@ def test_always_json(value: Any) -> None:
 @given(
     st.recursive(st.one_of(st.none(), st.booleans(), st.integers(), st.text(st.characters(codec="utf-8"))), st.lists)
 )
-def test_data_stays_what_it_is(value: Any) -> None:
+def test_plain_data_comes_back_unchanged(value: Any) -> None:
     """Plain data is not changed."""
     assert json.loads(dumps(value)) == value
 

@@ -29,7 +29,7 @@ EACH = ("t.json", "t.json.gz", "t.pftrace", "t.pftrace.gz")
 PLAIN = ("t.json", "t.pftrace")
 
 
-def made(path: Path, **settings: Any) -> Any:
+def exporter_of(path: Path, **settings: Any) -> Any:
     """An exporter of the format that the file's name says."""
     if "pftrace" in path.name:
         return PerfettoExporter(path, **settings)
@@ -82,7 +82,7 @@ def clipped(directory: Path, count: int, text: str = "") -> EventBatch:
 async def test_it_is_readable_at_any_time(tmp_path: Path, name: str) -> None:
     """An exported batch is in the file at once, as if the process had been killed there."""
     require_reader(name)
-    exporter = made(tmp_path / name)
+    exporter = exporter_of(tmp_path / name)
     await exporter.open(make_run(tmp_path))
     for total, count in ((10, 10), (11, 1), (311, 300)):
         await exporter.export(many(tmp_path, count))
@@ -94,7 +94,7 @@ async def test_it_is_readable_at_any_time(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize("name", [*EACH, "object.json", "object.json.gz", "closed.json", "closed-object.json"])
 async def test_rotation(tmp_path: Path, name: str) -> None:
     """No file exceeds the limit, each is a whole trace that names its rows, and together they hold everything in order."""
-    exporter = made(tmp_path / name, max_bytes=70_000)
+    exporter = exporter_of(tmp_path / name, max_bytes=70_000)
     await write(exporter, tmp_path, many(tmp_path, 16_000))
     files = [tmp_path / found for found in sorted(listing(tmp_path), key=lambda found: (len(found), found))]
     assert len(files) > 2 and files[1].name == name.replace(".", ".1.", 1)
@@ -110,7 +110,7 @@ async def test_large_arguments_keep_the_limit(tmp_path: Path, name: str) -> None
     for n in range(800):
         scene.span(f"n{n}", n, 1, text="x" * 4000)
     limit = 1 << 16
-    exporter = made(tmp_path / name, max_bytes=limit)
+    exporter = exporter_of(tmp_path / name, max_bytes=limit)
     await write(exporter, tmp_path, scene.batch(), metadata={"large": "y" * (1 << 17)})
     sizes = [os.stat(tmp_path / found).st_size for found in listing(tmp_path)]
     assert len(sizes) > 2 and max(sizes) <= limit
@@ -120,7 +120,7 @@ async def test_large_arguments_keep_the_limit(tmp_path: Path, name: str) -> None
 async def test_stop_at_the_limit(tmp_path: Path, name: str) -> None:
     """A file that stops says so and counts exactly what is missing."""
     path = tmp_path / name
-    exporter = made(path, max_bytes=70_000, on_full="stop")
+    exporter = exporter_of(path, max_bytes=70_000, on_full="stop")
     await write(exporter, tmp_path, many(tmp_path), many(tmp_path, 7))
     recorded = names(path)
     assert recorded == [f"n{n}" for n in range(len(recorded))]
@@ -144,7 +144,7 @@ def fill(disk: Path) -> Path:
 async def test_a_full_disk(small_disk: Path, name: str) -> None:
     """After room was made the file goes on: what was refused is missing whole, and names are known again."""
     path = small_disk / name
-    exporter = made(path)
+    exporter = exporter_of(path)
     await exporter.open(make_run(small_disk))
     await exporter.export(many(small_disk, 100))
     await exporter.export(clipped(small_disk, 2))
@@ -184,7 +184,7 @@ async def test_a_group_that_is_refused(small_disk: Path) -> None:
 @pytest.mark.parametrize("name", PLAIN)
 async def test_life(tmp_path: Path, name: str) -> None:
     """It is an exporter; before `open` and after `aclose` it takes nothing, and closing twice is nothing."""
-    exporter = made(tmp_path / name)
+    exporter = exporter_of(tmp_path / name)
     assert isinstance(exporter, Exporter)
     with refused(ClosedError, name):
         await exporter.export(many(tmp_path, 1))
@@ -206,7 +206,7 @@ async def test_life(tmp_path: Path, name: str) -> None:
 def test_misuse_is_named(name: str, arguments: dict[str, Any], facts: list[str]) -> None:
     """A wrong argument is named."""
     with refused(ValueError, *facts):
-        made(Path(name), **arguments)
+        exporter_of(Path(name), **arguments)
 
 
 @pytest.mark.parametrize("name", ["trace.pftrace", "trace.pftrace.gz"])

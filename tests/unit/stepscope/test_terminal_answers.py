@@ -96,7 +96,7 @@ def test_ranks_are_called_ranks() -> None:
     assert "3 processes · 150 steps" in shown(Answer(path="r", verdict="v", ranks=others), 200)
 
 
-def test_why_there_is_no_answer(tmp_path: Path) -> None:
+def test_the_reason_is_printed_instead_of_an_answer(tmp_path: Path) -> None:
     """An error in the answer is its text, for people and for programs, with the notes."""
     ending = Ending(path=str(tmp_path / "absent"), notes=(("Trace", "here"),))
     lines = ending.text().splitlines()

@@ -1,4 +1,4 @@
-"""Data of machines and devices in MindSpore's front door: counters, floating-point operations, kernels, directories of ranks."""
+"""Data of machines and devices in the replacement of MindSpore's profiler: counters, floating-point operations, kernels, directories of ranks."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ def test_op_analyse_of_a_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     profiler.stop()
     kernels = [row for row in profiler.operators() if row.side == "Device"]
     name = kernels[0].name
-    told = json.loads(profiler.op_analyse([name, "MatMul-op1"]))
-    (kernel,) = told[name]
-    (host,) = told["MatMul-op1"]
+    analysed = json.loads(profiler.op_analyse([name, "MatMul-op1"]))
+    (kernel,) = analysed[name]
+    (host,) = analysed["MatMul-op1"]
     assert (kernel["op_side"], host["op_side"]) == ("device", "cpu")
     assert kernel["op_occurrences"] == kernels[0].count and kernel["op_total_time(us)"] > 0
     (kernel_device,) = {row.device for row in kernels}
@@ -190,14 +190,14 @@ print(*sorted(set(memory.names(kind=sc.exporters.Kind.COUNTER))), sep=",")
     nvml.build(tmp_path)
     names = [f"gpu{number} {what}busy %" for number in (0, 1) for what in ("", "memory ")]
     names += [f"gpu0 {link} {way} B/s" for link in ("pcie", "nvlink") for way in ("received", "sent")]
-    for path, said in ((str(tmp_path), f"0\n{','.join(sorted(names))}\n"), ("", "3\n\n")):
+    for path, printed in ((str(tmp_path), f"0\n{','.join(sorted(names))}\n"), ("", "3\n\n")):
         if not path and not refusal():
             continue  # this machine has a driver of its own
         environment = {**os.environ, "LD_LIBRARY_PATH": path}
         done = run_to_end(
             [sys.executable, "-c", program, str(ROOT)], environment=environment, timeout=100, cwd=tmp_path
         )
-        assert (done.returncode, done.stdout) == (0, said), done.stderr
+        assert (done.returncode, done.stdout) == (0, printed), done.stderr
 
 
 def table(directory: Path, name: str) -> list[list[str]]:

@@ -15,7 +15,7 @@ from stepscope.compat.mindspore.sources.backends import counters_refusal
 from stepscope.compat.mindspore.sources.device import DeviceTarget
 from stepscope.mindspore import DynamicProfilerMonitor, EnvProfiler
 from tests.support import mindspore_output as output
-from tests.support.arming import say_in_environment
+from tests.support.arming import set_options_in_environment
 from tests.support.basics import ROOT
 from tests.support.launch import run_to_end
 
@@ -114,7 +114,7 @@ def test_the_output_path_is_absolute(tmp_path: Path) -> None:
         ('{"start": true, "profiler_level": "Levl1"}', "did you mean 'Level1'"),
     ],
 )
-def test_what_cannot_be_followed(tmp_path: Path, variable: str, text: str) -> None:
+def test_wrong_options_are_logged_and_training_goes_on(tmp_path: Path, variable: str, text: str) -> None:
     """Training goes on without a profiler, and the log says what was wrong."""
     printed, log = run(tmp_path, variable)
     assert printed == "trained False\n"
@@ -122,7 +122,7 @@ def test_what_cannot_be_followed(tmp_path: Path, variable: str, text: str) -> No
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_has_no_place_there(tmp_path: Path) -> None:
+def test_a_schedule_in_the_environment_is_reported(tmp_path: Path) -> None:
     """The environment cannot have a schedule; that is reported, and all else counts."""
     _, log = run(tmp_path, json.dumps({"start": True, "schedule": 3, "output_path": "out"}))
     assert "'schedule' cannot be given here and has no effect" in log
@@ -139,7 +139,7 @@ def test_ended_by_the_program(tmp_path: Path) -> None:
 
 
 @pytest.mark.checklist("B6")
-def test_nothing_is_asked_here() -> None:
+def test_an_empty_environment_records_nothing() -> None:
     """In a process without the variable nothing records; another environment than that of the process can be passed."""
     assert EnvProfiler.init_profiler({}) is None
     assert EnvProfiler().analyse() is None
@@ -149,17 +149,17 @@ def test_nothing_is_asked_here() -> None:
 @pytest.mark.checklist("B6", "B18")
 def test_the_environment_does_not_replace_the_monitors_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps are those of the file; the environment says where windows go, and may turn them all off."""
-    said = tmp_path / "said"
-    say_in_environment(monkeypatch, schedule={"wait": 1, "active": 1}, output_dir=str(said))
+    recordings = tmp_path / "said"
+    set_options_in_environment(monkeypatch, schedule={"wait": 1, "active": 1}, output_dir=str(recordings))
     (tmp_path / "cfg").mkdir()
     (tmp_path / "cfg" / "profiler_config.json").write_text('{"start_step": 2, "stop_step": 4, "analyse_mode": 0}')
     monitor = DynamicProfilerMonitor(tmp_path / "cfg", tmp_path / "out")
     output.loop(6, lambda _: None, lambda _: monitor.step())
     monitor.close()
-    (directory,) = output.windows_below(said)
+    (directory,) = output.windows_below(recordings)
     assert directory.parent.name.endswith("_start2_stop4") and output.steps_of(directory) == [2, 3, 4]
     assert not (tmp_path / "out").exists()
-    say_in_environment(monkeypatch, enabled=False)
+    set_options_in_environment(monkeypatch, enabled=False)
     off = DynamicProfilerMonitor(tmp_path / "cfg", tmp_path / "out")
     output.loop(6, lambda _: None, lambda _: off.step())
     off.close()

@@ -49,17 +49,17 @@ def test_ranges_need_not_nest(output_dir: Path) -> None:
 SAYING = """
 import logging, logging.handlers, queue
 from stepscope.mindspore import mstx
-said = queue.SimpleQueue()
-logging.getLogger("stepscope").addHandler(logging.handlers.QueueHandler(said))
+records = queue.SimpleQueue()
+logging.getLogger("stepscope").addHandler(logging.handlers.QueueHandler(records))
 def messages():
-    return [said.get().getMessage() for _ in range(said.qsize())]
+    return [records.get().getMessage() for _ in range(records.qsize())]
 """
 """Each is reported once in a process, so the messages are checked in one of its own."""
 
 
 def test_wrong_arguments_are_reported_once() -> None:
     """Nothing raises into training: 0 is returned, nothing is recorded, and the log says why, once for each call."""
-    numbers, said = run_program(
+    numbers, logged = run_program(
         SAYING
         + """
 numbers = []
@@ -69,12 +69,12 @@ for _ in range(3):
     mstx.range_end(123_456_789)
 numbers.append(mstx.range_start("x", None, ""))
 mstx.range_end(0)
-tell(numbers)
-tell(messages())
+print_json(numbers)
+print_json(messages())
 """
     )
     assert numbers == [0, 0, 0, 0]
-    assert said == [
+    assert logged == [
         "mstx.range_start: message must be a non-empty str, got str: ''",
         "mstx.mark: message must be a non-empty str, got int: 7",
         "mstx.range_end: no range 123456789 is open; give what range_start() returned, once",
@@ -86,26 +86,26 @@ def test_a_range_belongs_to_its_domain() -> None:
     with recording() as log:
         number = mstx.range_start("one", None, "mine")
         mstx.range_end(number)
-        assert log.take() == 0
+        assert log.drain() == 0
         mstx.range_end(number, "mine")
         mstx.range_end(number, "mine")
     assert len(log.spans) == 1
-    (said,) = run_program(
-        SAYING + 'mstx.range_end(mstx.range_start("one", None, "mine"))\ntell(messages())\n',
+    (logged,) = run_program(
+        SAYING + 'mstx.range_end(mstx.range_start("one", None, "mine"))\nprint_json(messages())\n',
     )
-    assert said[0].endswith("is of domain 'mine', not 'default': it goes on")
+    assert logged[0].endswith("is of domain 'mine', not 'default': it goes on")
 
 
 def test_ranges_that_are_never_ended() -> None:
     """They do not fill the memory: beyond a number none is begun."""
-    begun, last, said = run_program(
+    begun, last, logged = run_program(
         SAYING
         + f"""
 numbers = {{mstx.range_start("leak") for _ in range({MAX_OPEN})}}
-tell(len(numbers - {{0}}))
-tell(mstx.range_start("one more"))
-tell(messages())
+print_json(len(numbers - {{0}}))
+print_json(mstx.range_start("one more"))
+print_json(messages())
 """
     )
     assert (begun, last) == (MAX_OPEN, 0)
-    assert said == [f"mstx.range_start: {MAX_OPEN} ranges are open already: range_end() is missing somewhere"]
+    assert logged == [f"mstx.range_start: {MAX_OPEN} ranges are open already: range_end() is missing somewhere"]

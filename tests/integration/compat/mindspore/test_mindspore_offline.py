@@ -53,7 +53,7 @@ def test_every_run_below(tmp_path: Path) -> None:
 
 
 @pytest.mark.checklist("D19")
-def test_what_is_passed_over(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_directories_that_cannot_be_analysed_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Each directory that cannot be analysed is named with the reason; it stops no other."""
     good = recorded(tmp_path)
     damaged = recorded(tmp_path)
@@ -79,7 +79,7 @@ def test_what_is_passed_over(tmp_path: Path, caplog: pytest.LogCaptureFixture) -
 
 
 @pytest.mark.checklist("D19", "D21")
-def test_nothing_to_analyse(tmp_path: Path) -> None:
+def test_a_directory_without_recordings_is_refused(tmp_path: Path) -> None:
     """An error says so, with what was looked at; a directory that does not exist is another one."""
     with refused(RuntimeError, tmp_path):
         Profiler.offline_analyse(tmp_path)

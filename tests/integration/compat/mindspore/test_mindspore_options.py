@@ -68,7 +68,7 @@ def test_unknown_options_are_logged(caplog: pytest.LogCaptureFixture) -> None:
 
 @pytest.mark.checklist("B9", "C4", "C5", "C12", "C13", "C14")
 @pytest.mark.parametrize("name", NEED_OP_TIME)
-def test_what_needs_op_time(name: str) -> None:
+def test_options_that_need_operators_are_refused_without(name: str) -> None:
     """Options that need operators are refused without them."""
     value: Any = {"aicore_metrics": 1, "timeline_limit": 100, "profile_framework": "time"}.get(name, True)
     with refused(ValueError, f"{name}=", "op_time=True"):
@@ -87,11 +87,11 @@ def test_stacks_need_the_framework() -> None:
 @pytest.mark.checklist("C2", "A4")
 def test_levels() -> None:
     """Each level holds what is in those before it, on every device; numbers and names mean the same."""
-    held = [
+    recorded = [
         (options.operators, options.shapes, options.memory, options.stacks)
         for options in (read(profiler_level=level) for level in ProfilerLevel)
     ]
-    assert held == [
+    assert recorded == [
         (False, False, False, False),
         (True, False, False, False),
         (True, True, True, False),
@@ -154,11 +154,11 @@ def test_wrong_values(name: str, value: Any, error: type[Exception], facts: list
 
 
 @pytest.mark.checklist("A3", "B14", "C8", "C9", "C11", "D6")
-def test_what_a_device_cannot_give() -> None:
+def test_options_that_a_device_lacks_are_named() -> None:
     """The table says for each device what an option gives, and why not, in one sentence each."""
     asked = read(aicore_metrics=1, l2_cache=True, hbm_ddr=True, pcie=True, export_type=[ExportType.Db]).requested()
     for device in ("CPU", "GPU", "Ascend"):
-        said = limits(asked, DeviceTarget(device=device))
+        sentences = limits(asked, DeviceTarget(device=device))
         names = ["aicore_metrics", "l2_cache", "hbm_ddr", "pcie", "export_type"]
         # The data of a device depend on the machine.
         names = [
@@ -167,8 +167,8 @@ def test_what_a_device_cannot_give() -> None:
             if not CAPABILITIES[name][device].supported or counters_refusal(name, DeviceTarget(device=device))
         ]
         assert names[-1] == "export_type"
-        assert [text.split(" gives nothing on ")[0] for text in said] == names
-        assert all(device in text for text in said)
+        assert [text.split(" gives nothing on ")[0] for text in sentences] == names
+        assert all(device in text for text in sentences)
     assert limits(("profile_communication",), DeviceTarget()) == (
         "profile_communication gives nothing without mindspore or torch, which is not imported yet",
     )

@@ -1,4 +1,4 @@
-"""Products of the front door for MindSpore for a window: tables, timeline, memory, stacks, and answers about operators."""
+"""Files that the replacement of MindSpore's profiler writes for a window: tables, timeline, memory, stacks, and answers about operators."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_op_analyse(tmp_path: Path) -> None:
 
 
 @pytest.mark.checklist("C22")
-def test_op_analyse_of_what_is_wrong(tmp_path: Path) -> None:
+def test_op_analyse_refuses_wrong_arguments(tmp_path: Path) -> None:
     """Types are checked, unknown operators are named with the nearest, and other devices have none."""
     profiler = output.recorded(tmp_path, data_simplification=False)
     for wrong in (3, None, [1], []):
@@ -284,7 +284,7 @@ def test_batches_of_any_loader(tmp_path: Path) -> None:
         (ProfilerLevel.Level0, [ProfilerActivity.NPU], (False, False, False)),
     ],
 )
-def test_what_levels_and_activities_record(
+def test_levels_and_activities_choose_the_recorded_data(
     tmp_path: Path, level: ProfilerLevel, activities: list[ProfilerActivity] | None, expected: tuple[bool, bool, bool]
 ) -> None:
     """Operators, memory and stacks: each level has those of the one before, and operators only of what is active."""
@@ -322,8 +322,10 @@ def test_the_cost_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) 
     first, second = profiler.directories
     size = (first / RAW / "journal").stat().st_size
     assert size / 100 > 5  # four spans and a step's mark in each step, and the names of all that this process recorded
-    told = f"Profiler: recording begins; by 100 steps recorded so far: about {size / 100:,.0f} bytes of raw data and "
-    assert any(message.startswith(told) for message in caplog.messages)
+    begin_line = (
+        f"Profiler: recording begins; by 100 steps recorded so far: about {size / 100:,.0f} bytes of raw data and "
+    )
+    assert any(message.startswith(begin_line) for message in caplog.messages)
     assert estimate.steps == 100
     assert estimate.ns_per_step > 0
     assert output.info(second)["estimate"]["bytes_per_step"] == size / 100

@@ -17,7 +17,7 @@ from stepscope.compat.mindspore.output_layout import RAW
 from stepscope.runtime.errors import ControlError, ScheduleError
 from stepscope.runtime.schedule.action import ProfilerAction
 from tests.support import mindspore_output as output
-from tests.support.arming import SOCKET, arm_here, say_in_environment
+from tests.support.arming import SOCKET, arm_here, set_options_in_environment
 from tests.support.messages import refused
 
 LETTERS = {
@@ -299,7 +299,7 @@ def test_an_operator_has_steps_recorded(tmp_path: Path) -> None:
 @pytest.mark.checklist("B6")
 def test_the_environment_has_steps_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In place of the program's schedule; its directory is in place of the output path, and has whole recordings."""
-    say_in_environment(
+    set_options_in_environment(
         monkeypatch,
         schedule={"wait": 2, "active": 2, "repeat": 1},
         output_dir=str(tmp_path / "said"),

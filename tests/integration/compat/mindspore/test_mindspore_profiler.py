@@ -111,7 +111,7 @@ def test_calls_that_do_not_fit_raise(tmp_path: Path) -> None:
 
 
 @pytest.mark.checklist("C23")
-def test_one_that_starts_by_itself_is_not_started(tmp_path: Path) -> None:
+def test_start_is_refused_after_an_automatic_start(tmp_path: Path) -> None:
     """`start()` is for those made with `start_profile=False`, whether they run or not."""
     cases: list[dict[str, Any]] = [{}, {"start_profile": True}]
     for options in cases:
@@ -138,7 +138,7 @@ def test_analysing_twice(tmp_path: Path) -> None:
 
 
 @pytest.mark.checklist("C20", "F12")
-def test_some_steps(tmp_path: Path) -> None:
+def test_an_analysis_of_chosen_steps(tmp_path: Path) -> None:
     """Steps need not be consecutive, nor in order; wrong ones raise and say what they should be."""
     profiler = output.recorded(tmp_path, steps=6)
     analysis = profiler.analyse(step_list=[4, 0, 2])
@@ -172,12 +172,12 @@ def test_steps_that_were_not_recorded(tmp_path: Path, caplog: pytest.LogCaptureF
     profiler = output.recorded(tmp_path, steps=6, data_simplification=False)
     some = profiler.analyse(step_list=[4, 99, -1])
     assert some is not None and some.windows[0].steps == (4,) and some.complete
-    told = "step_list: -1, 99 were not recorded; the nearest to -1 is 0"
-    assert some.rejected == (told,) and f"passed over: {told}" in str(some) and told in caplog.text
+    sentence = "step_list: -1, 99 were not recorded; the nearest to -1 is 0"
+    assert some.rejected == (sentence,) and f"passed over: {sentence}" in str(some) and sentence in caplog.text
     none = Profiler.offline_analyse(tmp_path, step_list=range(90, 100), data_simplification=False)
-    (told,) = none.rejected
+    (sentence,) = none.rejected
     assert none.windows[0].steps == ()
-    assert told == "step_list: 90, 91, 92, 93, 94 and 5 more were not recorded; the nearest to 90 is 5"
+    assert sentence == "step_list: 90, 91, 92, 93, 94 and 5 more were not recorded; the nearest to 90 is 5"
     caplog.clear()
     assert profiler.analyse(step_list=[7], mode="async") is None
     analysis_thread.wait(60)
@@ -298,7 +298,7 @@ def test_a_path_that_cannot_be_written(tmp_path: Path) -> None:
     ],
 )
 def test_kinds_of_errors(kind: type[Exception], base: type[Exception]) -> None:
-    """Each is found by its family, and by what Python calls the like; the front door has those that it raises."""
+    """An `except` for the profiler's exceptions catches each, as one for Python's own type does; `stepscope.mindspore` has all."""
     assert issubclass(kind, errors.ProfilerException) and issubclass(kind, base)
     assert getattr(mindspore, kind.__name__) is kind
 
@@ -360,7 +360,7 @@ def test_analyse_only(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("make", [lambda: Profiler(schedule=7), lambda: profile(on_trace_ready="x")])
-def test_what_cannot_be_called(make: Callable[[], object]) -> None:
+def test_a_handler_that_is_no_function_is_refused(make: Callable[[], object]) -> None:
     """A schedule or handler that is no function is refused by the call that gets it."""
     with refused(TypeError):
         make()

@@ -24,8 +24,8 @@ def test_a_program_for_mxnet_runs_with_its_import_changed(here: Path) -> None:
     text = (ROOT / "tests" / "support" / "data" / "mxnet_objects.py.txt").read_text()
     program = text.replace("from mxnet import profiler", "from stepscope import mxnet as profiler")
     assert program != text
-    said = run(program, here)
-    assert said.splitlines() == ["mydomain mytask myframe myevent mycounter mymarker", "True"]
+    printed = run(program, here)
+    assert printed.splitlines() == ["mydomain mytask myframe myevent mycounter mymarker", "True"]
     events = load("profile.json")
     assert [event["cat"] for event in slices(events, "mytask")] == ["mydomain"]
     assert [event["cat"] for event in slices(events, "myframe")] == ["mydomain,frame"] * 3
@@ -171,7 +171,7 @@ def test_a_pause_in_the_middle_of_a_task() -> None:
 
 
 @pytest.mark.checklist("E3", "F16")
-def test_what_begins_in_a_pause_is_recorded_from_its_end_on() -> None:
+def test_objects_started_in_a_pause_are_recorded_from_its_end_on() -> None:
     """And what also ends in it is not recorded at all, whatever was started before; what was open before is until its begin."""
     begin()
     domain = mxnet.Domain("d")

@@ -35,11 +35,11 @@ def listen():
     for line in sys.stdin:
         words.append(line.strip())
 threading.Thread(target=listen, daemon=True).start()
-said = 0
+read = 0
 while "end" not in words:
     mxnet.step()
-    if len(words) > said:
-        said = len(words)
+    if len(words) > read:
+        read = len(words)
         for _ in range(3):
             with mxnet.Event(words[-1]):
                 pass
@@ -58,7 +58,7 @@ class Server:
         self.process = process
         self.pid = process.pid
 
-    def say(self, word: str) -> None:
+    def name_step(self, word: str) -> None:
         """Has a step of that name be over."""
         assert self.process.stdin is not None and self.process.stdout is not None
         self.process.stdin.write(f"{word}\n")
@@ -121,8 +121,8 @@ def test_processes_of_this_host(caplog: pytest.LogCaptureFixture) -> None:
         for word, act in acts.items():
             act()
             for one in (a, b):
-                one.say(f"{word} begins")  # a request is carried out at a step
-                one.say(word)
+                one.name_step(f"{word} begins")  # a request is carried out at a step
+                one.name_step(word)
         mxnet.set_state("stop", profile_process="server")
         a.end()
         b.end()
@@ -133,7 +133,7 @@ def test_processes_of_this_host(caplog: pytest.LogCaptureFixture) -> None:
 
 
 @pytest.mark.checklist("E14")
-def test_who_cannot_be_asked_is_named() -> None:
+def test_processes_that_cannot_be_reached_are_named() -> None:
     """A process that traces nothing, and none at all."""
     mxnet.set_kvstore_handle(mxnet.RemoteProcesses(os.getpid()))
     with refused(mxnet.MXNetError, f"process {os.getpid()} "):
@@ -160,22 +160,22 @@ def test_all_ranks_of_a_collector(here: Path, capsys: pytest.CaptureFixture[str]
             ranks = {"c_rank0.json": one, "d_rank1.json": two}
             mxnet.set_kvstore_handle(mxnet.RemoteCollector(url, options=("--name", "mxnet")))
             for rank in ranks.values():
-                rank.say("before")
+                rank.name_step("before")
             mxnet.set_state("run", profile_process="server")
             ending = time.monotonic() + 60
             while not all(recorded(name, "first") for name in ranks) and time.monotonic() < ending:
                 for rank in ranks.values():
-                    rank.say("first")  # the step that the ranks agree on is a little ahead
+                    rank.name_step("first")  # the step that the ranks agree on is a little ahead
             mxnet.set_state("stop", profile_process="server")
             windows: list[dict[str, Any]] = []
             while {window["state"] for window in windows} != {"aborted"} and time.monotonic() < ending:
                 assert main(["arm", "--url", url, "--status", "--json"]) == 0
-                told = json.loads(capsys.readouterr().out)
-                windows = [window for rank in told["ranks"] for window in rank["windows"]]
+                answer = json.loads(capsys.readouterr().out)
+                windows = [window for rank in answer["ranks"] for window in rank["windows"]]
             assert len(windows) == 2 and len({(window["first"], window["last"]) for window in windows}) == 1, windows
             for rank in ranks.values():
-                rank.say("after begins")
-                rank.say("after")
+                rank.name_step("after begins")
+                rank.name_step("after")
                 rank.end()
     finally:
         collector.end()

@@ -235,7 +235,7 @@ def test_a_step_in_compiled_code(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("first", ["import torch._dynamo", "import torch"])
-def test_whatever_is_imported_first(first: str) -> None:
+def test_regions_compile_in_any_order_of_imports(first: str) -> None:
     """The compiler knows of regions when both are there."""
     program = f"""
 {first}

@@ -408,12 +408,12 @@ def exported(directory: Path, destroy: Any = None) -> tuple[Any, str]:
 def test_a_group_that_is_missing_is_reported(group: None, tmp_path: Path) -> None:
     """A program destroys its group, and exports afterwards."""
     trace, _ = exported(tmp_path, torch.distributed.destroy_process_group)
-    told = trace["distributedInfo"]
-    assert (told["backend"], told["rank"], told["world_size"], told["pg_count"]) == ("gloo", 0, 1, 1)
-    assert len(told["pg_config"]) == 1
+    info = trace["distributedInfo"]
+    assert (info["backend"], info["rank"], info["world_size"], info["pg_count"]) == ("gloo", 0, 1, 1)
+    assert len(info["pg_config"]) == 1
 
 
-def test_what_torch_does_not_report_is_reported(group: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_process_groups_are_reported(group: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another version of torch keeps the groups elsewhere: traces have the rest, and the report says so."""
     monkeypatch.setattr(groups, "problem", groups.problem)  # of the whole process
     monkeypatch.setattr(torch.distributed.distributed_c10d, "_world", object())

@@ -152,7 +152,7 @@ def test_more_than_there_is_room_for(seed: int, most: int) -> None:
                             pass
         while open_spans:
             open_spans.pop().__exit__(None, None, None)
-        log.take()
+        log.drain()
         for _ in range(50):
             work(0)
     check_rows(log)

@@ -59,7 +59,7 @@ async def run_after(log: Log) -> None:
     """A span afterwards hangs on nothing that is over."""
     with span("after"):
         await asyncio.sleep(0)
-    log.take()
+    log.drain()
     assert log.span("after").parent == 0 and log.span("after").flags == Flag(0)
 
 

@@ -156,7 +156,7 @@ def test_never_awaited_is_still_reported() -> None:
         _core.Coroutine(wait())
 
 
-async def test_others_replaced_the_loops_method() -> None:
+async def test_another_librarys_create_task_stays_or_is_restored() -> None:
     """Before us: it is put back. After us: it stays, and ours under it watches nothing any more."""
     loop: Any = asyncio.get_running_loop()
     made: list[str] = []
@@ -190,7 +190,7 @@ async def test_others_replaced_the_loops_method() -> None:
 
 
 @pytest.mark.parametrize("kind", ["none", "own", "eager"])
-def test_the_loops_factory_is_what_the_program_set(kind: str) -> None:
+def test_the_loop_returns_the_task_factory_of_the_program(kind: str) -> None:
     """Also while it is recorded: libraries look at it. It gets an object that can pass for the coroutine, which is watched."""
     if kind == "eager" and sys.version_info < (3, 12):
         pytest.skip("eager tasks came with Python 3.12")

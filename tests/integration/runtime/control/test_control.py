@@ -58,7 +58,7 @@ def go_on(profiler: Profiler, steps: int) -> None:
     step_until(profiler, lambda: profiler.step_num >= end)
 
 
-def say(path: Path, **fields: Any) -> None:
+def write_control_file(path: Path, **fields: Any) -> None:
     """Writes the file."""
     draft = path.with_name("draft")
     draft.write_text(json.dumps(fields))
@@ -78,12 +78,12 @@ def test_windows_by_the_file(tmp_path: Path) -> None:
         assert path.exists() and profiler.armed() == ()
         step_until(profiler, lambda: profiler.step_num >= 5)
         assert windows == [] and profiler.statistics().windows == 0
-        say(path, start_step="next", steps=1)
+        write_control_file(path, start_step="next", steps=1)
         step_until(profiler, lambda: len(windows) == 1)
-        say(path, start_step="next", steps=1)
+        write_control_file(path, start_step="next", steps=1)
         step_until(profiler, lambda: profiler.step_num >= windows[0].steps[0].number + 60)
         assert len(windows) == 1
-        say(path, start_step="next", steps=1, run_id="again")
+        write_control_file(path, start_step="next", steps=1, run_id="again")
         step_until(profiler, lambda: len(windows) == 2)
         step_until(profiler, lambda: [one["state"] for one in status(path).get("windows", ())] == ["recorded"] * 2)
         report = status(path)
@@ -100,31 +100,31 @@ def test_a_request_is_accepted_once(tmp_path: Path, caplog: pytest.LogCaptureFix
     """Every profiler that follows the file remembers it, also after others; a request without a window can be made again."""
     with controlled(tmp_path) as (profiler, windows, path):
         for run_id in ("a", "b"):
-            say(path, start_step="next", steps=1, run_id=run_id)
+            write_control_file(path, start_step="next", steps=1, run_id=run_id)
             step_until(profiler, lambda: path.exists() and status(path).get("run_id") == run_id)  # noqa: B023
-        say(path, start_step="next", steps=1, run_id="a")
+        write_control_file(path, start_step="next", steps=1, run_id="a")
         step_until(profiler, lambda: "was taken already" in status(path)["answer"])
         step_until(profiler, lambda: windows)
         number = windows[0].steps[0].number
         text = f"this request was taken already (recording step {number}); another run_id records it again"
         assert (status(path)["answer"], status(path)["run_id"]) == (text, "a")
         assert any(text in record.getMessage() for record in caplog.records)
-        say(path, start_step=1, steps=1, run_id="past")
+        write_control_file(path, start_step=1, steps=1, run_id="past")
         step_until(profiler, lambda: "is in the past" in status(path)["answer"])
         assert sum("is in the past" in record.getMessage() for record in caplog.records) == 1
-        say(path, start_step="next", steps=1, run_id="a")
+        write_control_file(path, start_step="next", steps=1, run_id="a")
         step_until(profiler, lambda: status(path)["answer"] == text)
-        say(path, start_step=1, steps=1, run_id="past")
+        write_control_file(path, start_step=1, steps=1, run_id="past")
         step_until(profiler, lambda: "is in the past" in status(path)["answer"])
-        say(path, start_step=100_000, steps=1, run_id="far")
+        write_control_file(path, start_step=100_000, steps=1, run_id="far")
         step_until(profiler, lambda: status(path)["answer"] == "recording step 100000")
     assert [facts(window)["run_id"] for window in windows] == ["a", "b"]
     with controlled(tmp_path) as (profiler, windows, path):
         assert [one.first for one in profiler.armed()] == [100_000], "the first profiler did not come to it"
-        say(path, start_step="next", steps=1, run_id="a")
+        write_control_file(path, start_step="next", steps=1, run_id="a")
         step_until(profiler, lambda: status(path)["answer"] == text)
         go_on(profiler, 20)
-        say(path, start_step=profiler.step_num + 500, steps=1, run_id="past")
+        write_control_file(path, start_step=profiler.step_num + 500, steps=1, run_id="past")
         step_until(profiler, lambda: windows)
     assert [facts(window)["run_id"] for window in windows] == ["past"]
 
@@ -137,7 +137,7 @@ def test_ranks_that_do_not_agree_name_the_one_that_was_asked(tmp_path: Path) -> 
         _,
         path,
     ):
-        say(path, start_step="next", steps=1, ranks="1")
+        write_control_file(path, start_step="next", steps=1, ranks="1")
         step_until(profiler, lambda: "answer" in status(path))
         assert status(path)["answer"] == "asked of ranks 1, not of rank 0; each goes by its own steps"
 
@@ -146,7 +146,7 @@ def test_ranks_that_do_not_agree_name_the_one_that_was_asked(tmp_path: Path) -> 
 def test_the_file_changes_while_a_window_is_open(tmp_path: Path) -> None:
     """Neither nonsense nor other numbers nor its removal end the window; only the commands do."""
     with controlled(tmp_path) as (profiler, windows, path):
-        say(path, start_step="next", steps=100_000, run_id="long")
+        write_control_file(path, start_step="next", steps=100_000, run_id="long")
         step_until(profiler, lambda: profiler.current_action.records)
         first = profiler.armed()[0].first
         assert first is not None
@@ -156,12 +156,12 @@ def test_the_file_changes_while_a_window_is_open(tmp_path: Path) -> None:
         path.unlink()
         go_on(profiler, 20)
         assert windows == [] and profiler.current_action.records
-        say(path, command="extend", steps=100)
+        write_control_file(path, command="extend", steps=100)
         step_until(profiler, lambda: "extend" in status(path)["request"])
         assert (
             status(path)["answer"] == f"recording steps {first}-{first + 100_099} (extended to step {first + 100_099})"
         )
-        say(path, command="abort")
+        write_control_file(path, command="abort")
         # The file of the status is written next to the window.
         step_until(profiler, lambda: windows and status(path)["answer"] == "1 window ended")
     assert not windows[0].complete
@@ -171,7 +171,7 @@ def test_the_file_changes_while_a_window_is_open(tmp_path: Path) -> None:
 
 def test_the_first_content_counts_before_the_first_step(tmp_path: Path) -> None:
     """A request that is in the file at the start is armed when step 0 begins."""
-    say(tmp_path / "stepscope.json", start_step=0, steps=2)
+    write_control_file(tmp_path / "stepscope.json", start_step=0, steps=2)
     with controlled(tmp_path) as (profiler, windows, _):
         step_until(profiler, lambda: windows)
     assert [step.number for step in windows[0].steps] == [0, 1]
@@ -223,10 +223,10 @@ def test_a_directory_that_others_may_open_is_not_used(tmp_path: Path) -> None:
     directory.mkdir()
     directory.chmod(0o755)
     with controlled(tmp_path, rank=0, world_size=2, control=settings) as (profiler, windows, path):
-        say(path, start_step="next", steps=1, run_id="refused")
+        write_control_file(path, start_step="next", steps=1, run_id="refused")
         step_until(profiler, lambda: f"{directory} is open to other users" in status(path).get("answer", ""))
         directory.chmod(0o700)
-        say(path, start_step="next", steps=1, run_id="followed")
+        write_control_file(path, start_step="next", steps=1, run_id="followed")
         step_until(profiler, lambda: windows)
     assert [facts(window)["run_id"] for window in windows] == ["followed"]
 
@@ -306,7 +306,7 @@ def test_control_goes_on_while_nothing_is_recorded(tmp_path: Path) -> None:
         threads = [thread for thread in threading.enumerate() if thread.name == "stepscope control"]
         assert len(threads) == 1 and threads[0].daemon
         profiler.stop()
-        say(path, start_step="next", steps=1, run_id="stopped")
+        write_control_file(path, start_step="next", steps=1, run_id="stopped")
         deadline = time.monotonic() + 60
         while not profiler.armed() and time.monotonic() < deadline:
             time.sleep(0.01)

@@ -109,19 +109,19 @@ def test_a_backend_is_chosen_for_one_window(output_dir: Path, warmup: int) -> No
 
         def __init__(self, thread_bound: bool) -> None:
             super().__init__(name=f"told {thread_bound}", thread_bound=thread_bound)
-            self.told: list[Any] = []
+            self.calls: list[Any] = []
             self.threads: set[int] = set()
 
         def transition(self, before: ProfilerAction, after: ProfilerAction, at: int) -> None:
             super().transition(before, after, at)
-            self.told.append(after.name)
+            self.calls.append(after.name)
 
         def can_choose(self, what: str, on: bool) -> str | None:
             return {"stacks": "", "memory": "" if on else "it is always recorded"}.get(what)
 
         def choose(self, chosen: Mapping[str, bool]) -> None:
             self.threads.add(threading.get_ident())
-            self.told.append(dict(chosen))
+            self.calls.append(dict(chosen))
 
     backends = RecordsDetails(True), RecordsDetails(False)
     assert isinstance(backends[0], Adjustable)
@@ -138,7 +138,7 @@ def test_a_backend_is_chosen_for_one_window(output_dir: Path, warmup: int) -> No
     before = [{"stacks": False}, "WARMUP", "RECORD"] if warmup else [{"stacks": False}, "RECORD"]
     one = [{"stacks": False}, "RECORD", "RECORD_AND_SAVE", {}, "NONE"]
     for backend in backends:
-        assert backend.told == [*before, *one[2:], *one, "RECORD", "RECORD_AND_SAVE", "NONE"], backend.name
+        assert backend.calls == [*before, *one[2:], *one, "RECORD", "RECORD_AND_SAVE", "NONE"], backend.name
     assert backends[0].threads == {threading.get_ident()} != backends[1].threads
 
 

@@ -43,8 +43,8 @@ directory, url, rank, obeys = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.ar
 def ready(window):
     steps = [step.number for step in window.steps]
     armed = window.metadata["armed"]
-    said = f"{armed['run_id']} {steps[0]} {steps[-1]} {armed.get('detail', '-')} {armed.get('note', '-')}\\n"
-    open(f"{directory}/windows-{rank}", "a").write(said)
+    line = f"{armed['run_id']} {steps[0]} {steps[-1]} {armed.get('detail', '-')} {armed.get('note', '-')}\\n"
+    open(f"{directory}/windows-{rank}", "a").write(line)
 control = Control(collector=obeys, signal=True, poll=0.1)
 with stepscope.trace(control=control, exporters=[CollectorExporter(url)], output_dir=directory + "/run", rank=rank,
                      on_trace_ready=ready, name="job", options=stepscope.Options(drain_interval=0.05)) as profiler:
@@ -325,7 +325,7 @@ def of_a_collector(output_dir: Path, windows: list[Any]) -> stepscope.Profiler:
     return stepscope.trace(control=control, output_dir=output_dir, options=QUICK, on_trace_ready=windows.append, rank=1)
 
 
-async def asked(profiler: stepscope.Profiler, **fields: Any) -> Any:
+async def send_order(profiler: stepscope.Profiler, **fields: Any) -> Any:
     """The answer to an order of the collector."""
     assert profiler.control is not None and profiler.control.from_collector is not None
     return await asyncio.wrap_future(profiler.control.from_collector(Command(**fields)))
@@ -343,7 +343,7 @@ async def test_an_end_that_is_proposed_and_decided(output_dir: Path) -> None:
     """It is so if that is decided in time; silence, a decision against it, and proposals without a name leave the window as it is."""
     windows: list[Any] = []
     with of_a_collector(output_dir, windows) as profiler:
-        ask, steps = partial(asked, profiler), partial(loop, profiler)
+        ask, steps = partial(send_order, profiler), partial(loop, profiler)
         assert "lacks" in (await ask(command="propose", proposal="nothing")).error
         profiler.arm(WindowRequest(start_step=2, stop_step=5, run_id="w"))
         steps(3)
@@ -373,18 +373,20 @@ async def test_ends_that_nobody_decides_on_are_bounded(output_dir: Path) -> None
     """An operator that proposes and never decides is refused at some point."""
     with of_a_collector(output_dir, []) as profiler:
         far = EndChange(command="abort", last=10**9)
-        answers = [(await asked(profiler, command="propose", proposal=f"{each}", end=far)).armed for each in range(70)]
+        answers = [
+            (await send_order(profiler, command="propose", proposal=f"{each}", end=far)).armed for each in range(70)
+        ]
         assert sum(answer.accepted for answer in answers) == MAX_WAITING
         assert "wait for a decision" in answers[-1].reason
-        assert (await asked(profiler, command="decide", proposal="0", committed=False)).error == ""
-        assert (await asked(profiler, command="propose", proposal="again", end=far)).armed.accepted
+        assert (await send_order(profiler, command="decide", proposal="0", committed=False)).error == ""
+        assert (await send_order(profiler, command="propose", proposal="again", end=far)).armed.accepted
 
 
 async def test_proposals_and_decisions(output_dir: Path) -> None:
     """A proposal is recorded if it is decided so in time, and not otherwise; once decided it stays so."""
     windows: list[Any] = []
     with of_a_collector(output_dir, windows) as profiler:
-        ask, steps = partial(asked, profiler), partial(loop, profiler)
+        ask, steps = partial(send_order, profiler), partial(loop, profiler)
         for number, (proposal, committed) in enumerate([("yes", True), ("no", False), ("silence", None)]):
             request = WindowRequest(start_step=10 * number + 5, steps=2, run_id=proposal)
             answer = await ask(command="propose", proposal=proposal, request=request)

@@ -32,13 +32,13 @@ def test_eight_ranks_at_different_speeds_record_the_same_steps(tmp_path: Path) -
     """The sets of steps are the same for requests in the file and by a signal to all ranks, however many they are."""
     with job(tmp_path, rank_settings(tmp_path, signal=[True] * RANKS)) as running:
         for number in range(2):
-            running.ask(f"next{number}", steps=3 + number)
+            running.request_window(f"next{number}", steps=3 + number)
             (steps,) = running.steps_of(f"next{number}")
             assert list(steps) == list(range(steps[0], steps[0] + 3 + number))
         far = max(running.windows(rank)["next1"][-1] for rank in range(RANKS)) + 1000
-        running.ask("chosen", start_step=far, stop_step=far + 1)
+        running.request_window("chosen", start_step=far, stop_step=far + 1)
         assert running.steps_of("chosen") == {(far, far + 1)}
-        running.ask("some", steps=2, ranks="1,3-4")
+        running.request_window("some", steps=2, ranks="1,3-4")
         ((first, last),) = running.steps_of("some", [1, 3, 4])
         answer = f"recording steps {first}-{last} (by ranks 1,3-4)"
         running.until("some", lambda status: (status.get("run_id"), status["answer"]) == ("some", answer))
@@ -46,7 +46,7 @@ def test_eight_ranks_at_different_speeds_record_the_same_steps(tmp_path: Path) -
             for process in running.processes.values():
                 process.send_signal(signal.SIGUSR2)
             wait(partial(running.all_signalled, number), lambda: "no window")
-        running.ask("after", steps=2)
+        running.request_window("after", steps=2)
         running.steps_of("after")
     windows = [running.signalled(rank) for rank in range(RANKS)]
     assert windows == [windows[0]] * RANKS and len(windows[0]) == 2, windows
@@ -58,11 +58,11 @@ def test_eight_ranks_at_different_speeds_record_the_same_steps(tmp_path: Path) -
 def test_eight_ranks_at_different_speeds_end_with_the_same_step(tmp_path: Path) -> None:
     """A window that is extended, and one that is aborted: by the file, or one rank's socket, whoever has begun it."""
     with job(tmp_path, rank_settings(tmp_path)) as running:
-        running.ask("long", steps=1_000_000, granularity=4)
+        running.request_window("long", steps=1_000_000, granularity=4)
         running.until_window("running")
         running.write(command="extend", steps=5)
         running.until_answer("extended to step")
-        running.ask("waits", steps=2, overlap="queue")
+        running.request_window("waits", steps=2, overlap="queue")
         running.until_window("queued")
         running.write(command="abort")
         (steps,) = running.steps_of("long")
@@ -72,7 +72,7 @@ def test_eight_ranks_at_different_speeds_end_with_the_same_step(tmp_path: Path) 
         assert not any(running.finished_windows(rank)["long"]["complete"] for rank in range(RANKS))
         running.until_window("withdrawn")
 
-        running.ask("other", steps=1_000_000)
+        running.request_window("other", steps=1_000_000)
         running.until_window("running")
         pid = running.processes[5].pid
         (answer,) = ask_process(pid, Command(command="extend", steps=3), 60)
@@ -99,11 +99,11 @@ def test_ranks_that_begin_late_end_early_or_never_answer(tmp_path: Path) -> None
             assert answer.armed is not None
             return answer.armed
 
-        running.ask("late", steps=2)
+        running.request_window("late", steps=2)
         assert len(running.steps_of("late")) == 1
         (tmp_path / "stop-2").touch()
         wait(lambda: running.processes[2].poll() is not None, lambda: "rank 2 does not end")
-        running.ask("early", steps=3)
+        running.request_window("early", steps=3)
         running.kill(3)
         assert len(running.steps_of("early", [0, 1, 4])) == 1
 
@@ -112,12 +112,12 @@ def test_ranks_that_begin_late_end_early_or_never_answer(tmp_path: Path) -> None
         refused = asked_of_rank_1("again")
         assert not refused and silent in refused.reason
         first.send_signal(signal.SIGCONT)
-        running.ask("between", steps=2)
+        running.request_window("between", steps=2)
         assert len(running.steps_of("between", [0, 1, 4])) == 1
         assert asked_of_rank_1("again")
         assert len(running.steps_of("again", [0, 1, 4])) == 1
 
-        running.ask("planned", steps=2)
+        running.request_window("planned", steps=2)
         running.until("planned", lambda status: status.get("run_id") == "planned" and "recording" in status["answer"])
         running.kill(0)
         assert len(running.steps_of("planned", [1, 4])) == 1
@@ -141,9 +141,9 @@ def test_hosts_that_share_a_directory_record_the_same_steps(tmp_path: Path) -> N
         patience=[4.0] * 6,
     )
     with job(tmp_path, ranks, dict.fromkeys(HOSTS, MACHINE)) as running:
-        running.ask("next", steps=3)
+        running.request_window("next", steps=3)
         assert len(running.steps_of("next")) == 1
-        running.ask("long", steps=1_000_000)
+        running.request_window("long", steps=1_000_000)
         running.until_window("running")
         running.write(command="extend", steps=7)
         running.until_answer("extended to step")
@@ -154,5 +154,5 @@ def test_hosts_that_share_a_directory_record_the_same_steps(tmp_path: Path) -> N
         assert noted == {f"extended to step {steps[0] + 1_000_006}; {aborted}"}
 
         running.kill(*HOSTS[1])
-        running.ask("after", steps=2)
+        running.request_window("after", steps=2)
         assert len(running.steps_of("after", [0, 1, 4, 5])) == 1

@@ -102,7 +102,7 @@ def test_nonsense_over_the_socket(output_dir: Path, content: bytes) -> None:
         assert len(ask_process(os.getpid(), Command(command="status"), 30)) == 1
 
 
-def test_nobody_listens(tmp_path: Path) -> None:
+def test_a_process_that_does_not_listen_is_named(tmp_path: Path) -> None:
     """The message says what is missing."""
     with refused(ControlError, "process 1"):
         ask_process(1, Command(command="status"), 1)

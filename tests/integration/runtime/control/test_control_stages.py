@@ -48,31 +48,31 @@ def test_requests_in_another_stage(tmp_path: Path) -> None:
     stages = ("fit", "validate", "test", "fit2")
     settings = rank_settings(tmp_path, RANKS, stages=[stages] * RANKS, signal=[True] * RANKS)
     with job(tmp_path, settings) as running:
-        running.ask("never", start_step=1_000_000, steps=2)
+        running.request_window("never", start_step=1_000_000, steps=2)
         running.until_window("queued")
         waits = "it is for the stage 'validate', and this is 'fit'"
-        running.ask("later", steps=2, stage="validate")
+        running.request_window("later", steps=2, stage="validate")
         running.until_answer(waits)
-        running.ask("now", steps=2, stage="fit")
+        running.request_window("now", steps=2, stage="fit")
         check(running, "now", "fit")
-        running.ask("later", steps=2, stage="validate")
+        running.request_window("later", steps=2, stage="validate")
         running.until_answer(waits)
         go_on(running, "fit", "validate", (0,))
         check(running, "later", "validate")
 
         running.notify("end-validate")
-        running.ask("between", steps=2)
+        running.request_window("between", steps=2)
         for process in running.processes.values():
             process.send_signal(signal.SIGUSR2)
         running.notify("go-test", [1, 2])
         running.notify("go-test", [0])
         check(running, "between", "test")
 
-        running.ask("far", start_step=3000, steps=2)
+        running.request_window("far", start_step=3000, steps=2)
         running.until_window("queued")
         go_on(running, "test", "fit2")
         assert check(running, "far", "fit2") == 3001
-        running.ask("long", steps=1_000_000)
+        running.request_window("long", steps=1_000_000)
         running.until_window("running")
         running.write(command="abort")
         check(running, "long", "fit2")
@@ -88,7 +88,7 @@ def test_a_rank_has_one_stage_more(tmp_path: Path, behind: bool) -> None:
     stages = [("fit", "own", "validate"), ("fit", "validate"), ("fit", "validate")]
     others = [1, 2]
     with job(tmp_path, rank_settings(tmp_path, RANKS, stages=stages, patience=[4.0] * RANKS)) as running:
-        running.ask("fit", steps=2)
+        running.request_window("fit", steps=2)
         check(running, "fit", "fit")
         running.notify("end-fit")
         running.notify("go-own", [0])
@@ -96,9 +96,9 @@ def test_a_rank_has_one_stage_more(tmp_path: Path, behind: bool) -> None:
             running.notify("go-validate", others)
         running.notify("end-own", [0])
         running.notify("go-validate", [0] if behind else ())
-        running.ask("all", steps=2)
+        running.request_window("all", steps=2)
         check(running, "all", "validate")
-        running.ask("again", steps=2)
+        running.request_window("again", steps=2)
         check(running, "again", "validate")
 
 
@@ -113,7 +113,7 @@ def test_the_stages_of_a_callback(tmp_path: Path) -> None:
         for number, stage in enumerate(stages):
             if number:
                 go_on(running, stages[number - 1], stage, (number % 2,))
-            running.ask(f"of-{stage}", steps=2, stage=stage.rstrip("2"))
+            running.request_window(f"of-{stage}", steps=2, stage=stage.rstrip("2"))
             check(running, f"of-{stage}", stage, (0, 1))
             expected.add(f"of-{stage}")
     assert [set(running.windows(rank)) for rank in range(2)] == [expected] * 2
@@ -124,7 +124,7 @@ import os, sys, time
 import stepscope
 from stepscope import CollectorExporter, Control
 directory, url, rank = sys.argv[1], sys.argv[2], int(sys.argv[3])
-def said(name):
+def is_notified(name):
     return any(os.path.exists(f"{directory}/{each}") for each in (name, f"{name}-{rank}", "stop"))
 for stage in sys.argv[4:]:
     def ready(window, stage=stage):
@@ -134,7 +134,7 @@ for stage in sys.argv[4:]:
     with stepscope.trace(control=Control(collector=True), exporters=[CollectorExporter(url)], rank=rank, name="job",
                          output_dir=f"{directory}/run", on_trace_ready=ready, metadata={"stage": stage},
                          options=stepscope.Options(drain_interval=0.05)) as profiler:
-        while not said(f"end-{stage}"):
+        while not is_notified(f"end-{stage}"):
             with stepscope.span("work"):
                 time.sleep(0.002)
             profiler.step()

@@ -153,7 +153,7 @@ def test_bad_content(
 
 
 @pytest.mark.checklist("F1")
-def test_a_file_that_is_not_what_it_should_be(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_read_is_reported(tmp_path: Path) -> None:
     """Too large, a directory, a pipe, a socket, a link to nowhere or to itself, unreadable, removed: it goes on."""
     path = tmp_path / "stepscope.json"
     path.write_bytes(GOOD)

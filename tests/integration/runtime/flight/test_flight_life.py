@@ -225,7 +225,7 @@ def test_fork(output_dir: Path) -> None:
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         profiler.save("parent")
         profiler.close()
-        tell([code, sorted(os.listdir({str(output_dir / "windows")!r}))])
+        print_json([code, sorted(os.listdir({str(output_dir / "windows")!r}))])
         """
     )
     assert report == [0, ["000000-step5-parent.journal"]]
@@ -261,7 +261,7 @@ class Slow:
 
 
 @pytest.mark.parametrize("steps", [0, 1])
-def test_a_flush_waits_for_what_came_before_it_only(steps: int, output_dir: Path) -> None:
+def test_a_flush_waits_for_earlier_events_only(steps: int, output_dir: Path) -> None:
     """Triggers are asked again whenever the loop comes by, also about nothing: no flush waits for those looks."""
     options = sc.Options(drain_interval=1.0 if not steps else 0.02)
     done = threading.Event()
@@ -319,10 +319,10 @@ def test_sigterm(tmp_path: Path) -> None:
         """
 one = sc.trace(keep_last=3, output_dir="one", options=options)
 two = sc.trace(keep_last=sc.FlightRecorder(steps=2, cooldown=3600), output_dir="two", options=options)
-told = sc.trace(keep_last=sc.FlightRecorder(steps=2, triggers=(sc.triggers.Raised(),)), output_dir="told", options=options)
+raised = sc.trace(keep_last=sc.FlightRecorder(steps=2, triggers=(sc.triggers.Raised(),)), output_dir="raised", options=options)
 full = sc.trace(keep_last=sc.FlightRecorder(steps=2, max_windows=1), output_dir="full", options=options)
-with one, two, told, full, sc.trace(output_dir="three"):
-    steps(one, two, told, full)
+with one, two, raised, full, sc.trace(output_dir="three"):
+    steps(one, two, raised, full)
     full.save("first")
     full.flush()
     with sc.span("under way"):
@@ -334,7 +334,7 @@ with one, two, told, full, sc.trace(output_dir="three"):
     )
     assert saved(tmp_path / "one") == {"000000-step7-terminated_by_sigterm.journal": [5, 6, 7]}
     assert saved(tmp_path / "two") == {"000000-step7-terminated_by_sigterm.journal": [6, 7]}
-    assert saved(tmp_path / "told") == {}
+    assert saved(tmp_path / "raised") == {}
     assert list(saved(tmp_path / "full")) == ["000000-step7-first.journal"]
     (window,) = read_windows(next((tmp_path / "one" / "windows").iterdir()))
     facts: Any = window.metadata["flight"]

@@ -272,10 +272,10 @@ def test_full_session_directory(small_disk: Path, output_dir: Path) -> None:
             profiler.step()
         profiler.flush()
         heap = profiler.statistics().pipeline.flight.retained.heap_bytes
-        said = any("not safe from a kill" in note for note in profiler.diagnostics())
+        warned = any("not safe from a kill" in note for note in profiler.diagnostics())
         profiler.save("full")
         profiler.close()
-        tell([heap > 0, said])
+        print_json([heap > 0, warned])
         """,
         options=f"ring_slots=1024, session_dir={str(small_disk)!r}",
     )

@@ -42,7 +42,7 @@ class Flight:
         self.session = tmp_path / "session"
         self.session.mkdir()
 
-    def of(self, program: str, *, how: int = signal.SIGKILL, slots: int = 65_536, after: int = 0) -> Flight:
+    def execute(self, program: str, *, how: int = signal.SIGKILL, slots: int = 65_536, after: int = 0) -> Flight:
         """Runs it."""
         source = START.replace("SLOTS", str(slots)).replace("AFTER", str(after)) + textwrap.dedent(program)
         command = [sys.executable, "-c", source, str(self.run), str(self.session)]
@@ -59,7 +59,7 @@ class Flight:
 def test_the_last_steps_come_back(tmp_path: Path, how: int) -> None:
     """Five steps and the one under way, its open spans marked, and those that were cut at the begin; nothing older, though the rings
     may have it."""
-    flight = Flight(tmp_path).of(
+    flight = Flight(tmp_path).execute(
         f"""
         early = sc.span("early"); early.__enter__(); step(198); early.__exit__(None, None, None); step(2)
         with sc.span("outer"):
@@ -107,7 +107,7 @@ profiler.close()
 def test_losses_of_rings_are_counted(tmp_path: Path, end: str) -> None:
     """The rings were overwritten many times since the first of the steps; the stored blocks have them, each once, until the
     run has closed."""
-    flight = Flight(tmp_path).of(FLOOD + end, slots=256)
+    flight = Flight(tmp_path).execute(FLOOD + end, slots=256)
     recovered = recover(flight.run)
     found = names(recovered.journal, Kind.INSTANT)
     dropped = sum(
@@ -123,7 +123,7 @@ def test_losses_of_rings_are_counted(tmp_path: Path, end: str) -> None:
 def test_killed_while_a_window_is_saved(tmp_path: Path, written: bool) -> None:
     """The window that was open gets a name of its own and can be read, if anything was written of it; the last steps come back
     next to it."""
-    flight = Flight(tmp_path).of(
+    flight = Flight(tmp_path).execute(
         """
         step(20)
         profiler.save("first")
@@ -149,7 +149,7 @@ def test_killed_while_a_window_is_saved(tmp_path: Path, written: bool) -> None:
 
 def test_damaged_files_of_stored_steps(tmp_path: Path) -> None:
     """Nothing in them is believed: damaged parts are passed over and reported, the rest comes back."""
-    flight = Flight(tmp_path).of(
+    flight = Flight(tmp_path).execute(
         'step(200, lambda: [sc.instant("x") for _ in range(40)]); assert profiler.flush(50); die()'
     )
     (path, *_) = flight.step_files()
@@ -206,7 +206,7 @@ profiler.close()
 
 def test_session_of_two_profilers(tmp_path: Path) -> None:
     """Each run's directory recovers its own steps."""
-    flight = Flight(tmp_path).of(
+    flight = Flight(tmp_path).execute(
         """
         other = sc.trace(output_dir=sys.argv[1] + "2", name="other", keep_last=2)
         other.start()
@@ -223,7 +223,7 @@ def test_session_of_two_profilers(tmp_path: Path) -> None:
 
 def test_removed_with_the_session(tmp_path: Path) -> None:
     """`--remove-session` deletes the stored steps as well."""
-    flight = Flight(tmp_path).of("step(20); assert profiler.flush(50); die()")
+    flight = Flight(tmp_path).execute("step(20); assert profiler.flush(50); die()")
     assert flight.step_files()
     recover(flight.run, remove_session=True)
     assert not list(flight.session.iterdir())
@@ -231,7 +231,7 @@ def test_removed_with_the_session(tmp_path: Path) -> None:
 
 def test_nothing_is_left_after_a_normal_end(tmp_path: Path) -> None:
     """The files of the stored steps go with the profiler, not only with the process, also where another one keeps the session."""
-    flight = Flight(tmp_path).of(
+    flight = Flight(tmp_path).execute(
         """
         other = sc.trace(output_dir=sys.argv[1] + "2", exporters=[], options=profiler.options)
         other.start(), step(50)

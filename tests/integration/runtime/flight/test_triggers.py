@@ -114,7 +114,7 @@ def test_stalled_fires_once_for_each_stall() -> None:
 # counters
 
 
-def test_not_finite_watches_what_it_is_asked_to() -> None:
+def test_not_finite_watches_named_counters_only() -> None:
     """Other counters, and other kinds of events, do not count."""
     evaluator = NotFinite(counters=("loss",)).evaluator()
     block = counters(("norm", math.nan), ("loss", math.nan))
@@ -204,7 +204,7 @@ def test_memory_of_the_address_space() -> None:
         import resource
         from stepscope.runtime.flight.triggers.memory_high import ProcessMemory
         resource.setrlimit(resource.RLIMIT_AS, (1 << 40, 1 << 40))
-        tell([usage.what for usage in ProcessMemory().read() if usage.limit == 1 << 40])
+        print_json([usage.what for usage in ProcessMemory().read() if usage.limit == 1 << 40])
         """
     )
     assert report == ["address space (RLIMIT_AS)"]

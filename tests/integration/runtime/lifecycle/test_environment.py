@@ -11,14 +11,14 @@ from stepscope import Options, Window
 from stepscope.control import WindowRequest
 from stepscope.runtime.schedule.schedule import never
 from tests.support.armed_loop import work
-from tests.support.arming import say_in_environment
+from tests.support.arming import set_options_in_environment
 from tests.support.messages import refused
 
 
 @pytest.mark.checklist("B6")
 def test_runs_of_one_process_have_directories_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the environment names one; what a program has decided itself stays as it is."""
-    say_in_environment(monkeypatch, output_dir=str(tmp_path / "said"), schedule={"active": 1})
+    set_options_in_environment(monkeypatch, output_dir=str(tmp_path / "said"), schedule={"active": 1})
     paths: list[Path] = []
     recorded: list[int] = []
     for name, fixed in (("one", ()), ("two/three", ()), ("two/three", ()), ("own", ("output_dir", "schedule"))):
@@ -40,7 +40,7 @@ def test_runs_of_one_process_have_directories_of_their_own(tmp_path: Path, monke
 @pytest.mark.checklist("B6")
 def test_a_window_of_a_run_that_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A request that comes before the first step number is known gets its steps from there on."""
-    say_in_environment(monkeypatch, window={"steps": 2})
+    set_options_in_environment(monkeypatch, window={"steps": 2})
     windows: list[Window] = []
     with stepscope.trace(
         output_dir=tmp_path, options=Options(journal=False), on_trace_ready=windows.append, start=False

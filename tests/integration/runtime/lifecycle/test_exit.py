@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.collecting import until
+from tests.support.collecting import wait_until
 from tests.support.killed_programs import names, windows
 from tests.support.launch import STRICT, Server, run_to_end
 from tests.support.messages import check_messages
@@ -180,10 +180,10 @@ def test_a_bound_backend_that_hangs_keeps_no_other_profiler_from_its_end(tmp_pat
     process = subprocess.Popen([sys.executable, "-c", HANGING], cwd=tmp_path)
     try:
         others = [number for number in range(6) if number != 3]
-        until(lambda: all(map(ended, others)))
+        wait_until(lambda: all(map(ended, others)))
         for number in others:
             journal = tmp_path / f"run{number}" / "journal"
-            until(lambda: len(windows(journal)) == 1)  # noqa: B023
+            wait_until(lambda: len(windows(journal)) == 1)  # noqa: B023
             assert "work" in names(journal)
         assert process.poll() is None
     finally:

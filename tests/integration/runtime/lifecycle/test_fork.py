@@ -42,9 +42,9 @@ def test_a_child_is_inert() -> None:
     reap(in_child(work))
     assert files == {path.name: path.read_bytes() for path in recorder.directory.iterdir()}
     instant("after")
-    log.take()
+    log.drain()
     now = recorder.statistics()
-    tell([[row.name for row in log.rows], now.produced, now.dropped, now.waiting])
+    print_json([[row.name for row in log.rows], now.produced, now.dropped, now.waiting])
     """)
     assert result == [["before", "after"], 2, 0, 0]
 
@@ -62,16 +62,16 @@ def test_spans_across_a_fork_are_the_parents() -> None:
                 again.__enter__()
                 again.__exit__()
             log = Log(mine)
-            log.take()
+            log.drain()
             assert [row.name for row in log.rows] == ["again", "child's"], log.rows
             assert log.rows[1].parent == 0 and log.rows[0].parent == log.rows[1].id
             check_self_times(log.spans)
         reap(in_child(work))
         with span("inner"):
             pass
-    log.take()
+    log.drain()
     check_self_times(log.spans)
-    tell([[row.name for row in log.spans], any(row.flags for row in log.spans)])
+    print_json([[row.name for row in log.spans], any(row.flags for row in log.spans)])
     """)
     assert result == [["inner", "again", "outer"], False]
 
@@ -93,7 +93,7 @@ def test_a_child_of_a_task() -> None:
             asyncio.run(child())
         gc.collect()
         log = Log(mine)
-        log.take()
+        log.drain()
         assert not any(row.flags for row in log.spans)
         assert [row.parent for row in log.spans] == [0] * 101
         assert {tracks.get(row.track).pid for row in log.spans} == {os.getpid()}
@@ -105,9 +105,9 @@ def test_a_child_of_a_task() -> None:
             await asyncio.sleep(0)
             assert [row["name"] for row in recorder.open_spans()] == [_core.intern("task")]
     asyncio.run(main())
-    log.take()
+    log.drain()
     check_self_times(log.of(Kind.SPAN))
-    tell([[row.name for row in log.spans], any(row.flags for row in log.spans)])
+    print_json([[row.name for row in log.spans], any(row.flags for row in log.spans)])
     """)
     assert result == [["around", "task"], False]
 
@@ -132,7 +132,7 @@ def test_forks_while_threads_record() -> None:
         for thread in ours:
             thread.join()
         log = Log(mine)
-        log.take()
+        log.drain()
         assert len(log.rows) == 300 and mine.statistics().produced == 300
         mine.close()
     threads = [threading.Thread(target=storm, args=(number,)) for number in range(4)]
@@ -146,7 +146,7 @@ def test_forks_while_threads_record() -> None:
     for thread in threads:
         thread.join()
     seen += sum(len(events) for events, _ in recorder.drain()[1])
-    tell([sum(made) == seen, recorder.statistics().dropped])
+    print_json([sum(made) == seen, recorder.statistics().dropped])
     """)
     assert result == [True, 0]
 
@@ -167,6 +167,6 @@ def test_children_of_children() -> None:
         assert mine.statistics().produced == 1
     instant("parent")
     reap(in_child(child))
-    tell(recorder.statistics().produced)
+    print_json(recorder.statistics().produced)
     """)
     assert result == 1

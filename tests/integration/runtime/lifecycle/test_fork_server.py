@@ -23,7 +23,7 @@ INHERITED = """
 import os, subprocess, sys
 import stepscope as sc
 
-place, taken = sys.argv[1], sys.argv[2] == "taken"
+place, name_in_use = sys.argv[1], sys.argv[2] == "taken"
 CHILD = (
     "import sys, stepscope as sc; print('ready', flush=True); sys.stdin.readline(); "
     "joined = sc.join(); sc.instant('child'); print(joined)"
@@ -38,14 +38,14 @@ first = environment["STEPSCOPE_SESSION"]
 assert not os.path.exists(first)
 child = subprocess.Popen([sys.executable, "-c", CHILD], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 assert child.stdout.readline() == "ready\\n"
-if taken:
+if name_in_use:
     os.mkdir(first)
 memory = sc.exporters.MemoryExporter()
 with trace(1, memory):
-    assert (os.environ["STEPSCOPE_SESSION"] == first) is not taken
+    assert (os.environ["STEPSCOPE_SESSION"] == first) is not name_in_use
     assert os.stat(os.environ["STEPSCOPE_SESSION"]).st_mode & 0o777 == 0o700
-    said, _ = child.communicate("go\\n")
-print(said.strip(), memory.names().count("child"), sorted(os.listdir(f"{place}/sessions")) == [os.path.basename(first)] * taken)
+    printed, _ = child.communicate("go\\n")
+print(printed.strip(), memory.names().count("child"), sorted(os.listdir(f"{place}/sessions")) == [os.path.basename(first)] * name_in_use)
 """
 
 

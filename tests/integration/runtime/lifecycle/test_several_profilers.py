@@ -72,7 +72,7 @@ Call = tuple[int, int, str]
     chosen=st.lists(st.sampled_from(range(len(SCHEDULES))), min_size=1, max_size=4),
     calls=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2), st.sampled_from(CALLS)), max_size=40),
 )
-def test_any_interleaving_gives_each_what_it_would_have_alone(chosen: list[int], calls: list[Call]) -> None:
+def test_interleaved_profilers_record_as_each_would_alone(chosen: list[int], calls: list[Call]) -> None:
     """Up to four profilers, three threads: starts, steps, pauses, stops and closings in any order, against a model."""
     actors = [ThreadPoolExecutor(1) for _ in range(3)]
     with tempfile.TemporaryDirectory() as directory:

@@ -45,10 +45,10 @@ def run(command: list[str], cwd: Path, **variables: str) -> subprocess.Completed
 
 
 def test_a_working_directory_that_cannot_be_written(read_only: Path, tmp_path: Path) -> None:
-    """Every front door takes another place; that is reported once, with the place."""
+    """Every replacement chooses another directory, and reports it once."""
     temporary = tmp_path / "temporary"
     temporary.mkdir()
-    command = unprivileged([sys.executable, str(FIELD / "doors.py")])
+    command = unprivileged([sys.executable, str(FIELD / "default_outputs.py")])
     ended = run(command, read_only, TMPDIR=str(temporary), ELSEWHERE=str(tmp_path / "elsewhere"))
     assert ended.returncode == 0 and "DONE" in ended.stdout, ended.stderr
     runs = temporary / f"stepscope_runs-{os.geteuid()}"
@@ -100,7 +100,7 @@ def test_a_working_directory_that_is_missing(tmp_path: Path) -> None:
     temporary = {"TMPDIR": str(tmp_path), "ELSEWHERE": str(tmp_path / "elsewhere")}
     ended = run([*gone, *STEPSCOPE, "run", "--out", str(tmp_path / "run"), str(tmp_path / "program.py")], tmp_path)
     assert ended.returncode == 0 and (tmp_path / "run" / "trace.json").exists(), ended.stderr
-    ended = run([*gone, sys.executable, "-P", str(FIELD / "doors.py")], tmp_path, **temporary)
+    ended = run([*gone, sys.executable, "-P", str(FIELD / "default_outputs.py")], tmp_path, **temporary)
     assert ended.returncode == 0 and "DONE" in ended.stdout, ended.stderr
 
 

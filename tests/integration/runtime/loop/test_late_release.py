@@ -61,7 +61,7 @@ def test_a_stalled_journal_does_not_keep_full_rings() -> None:
     assert not release.waiting()
 
 
-def test_rings_keep_what_was_drained() -> None:
+def test_drained_events_stay_in_rings_until_their_release() -> None:
     """As long as slots wait, recovery finds their events; a thread goes on in another ring when one is full."""
     ((waiting, unreleased), freed, known) = run_program(
         """
@@ -72,14 +72,14 @@ def test_rings_keep_what_was_drained() -> None:
 
         _core.release_late(True)
         record()
-        log.take()
-        tell([_core.ring_statistics()["waiting"], _core.unreleased()])
+        log.drain()
+        print_json([_core.ring_statistics()["waiting"], _core.unreleased()])
         _core.mark_rings()
         record()
-        log.take()
+        log.drain()
         _core.release_rings()
-        tell(_core.unreleased())
-        tell(len(log.rows))
+        print_json(_core.unreleased())
+        print_json(len(log.rows))
         """,
         options="ring_slots=1024",
     )

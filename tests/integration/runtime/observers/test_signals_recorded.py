@@ -424,7 +424,7 @@ def test_lengths_of_queues_are_counted_by_the_place_where_each_is_made(tmp_path:
     assert name.startswith("test_lengths_of_queues_are_counted_by_the_place_where_each_is_made.<locals>.make (")
 
 
-def test_tables_leave_out_what_is_recorded_all_the_time(tmp_path: Path) -> None:
+def test_tables_leave_out_continuous_signals(tmp_path: Path) -> None:
     """JSON has it."""
     with traced(tmp_path, "steps", "stacks", "threads") as found:
         sc.counter("loss", 1.0)

@@ -144,12 +144,12 @@ def test_steps_are_recorded_whole_or_not_at_all(output_dir: Path) -> None:
     with sc.trace(exporters=[memory], output_dir=output_dir, overhead_budget=PLENTY) as profiler:
         profiler.step()
         for number in range(40):
-            profiler._steps.ask_detail(FULL if number % 8 < 4 else MARKS_ONLY)  # pyright: ignore[reportPrivateUsage]
+            profiler._steps.request_detail(FULL if number % 8 < 4 else MARKS_ONLY)  # pyright: ignore[reportPrivateUsage]
             profiler.step()
             for _ in range(3):
                 with sc.span("a"), sc.span("b"):
                     pass
-        profiler._steps.ask_detail(FULL)  # pyright: ignore[reportPrivateUsage]
+        profiler._steps.request_detail(FULL)  # pyright: ignore[reportPrivateUsage]
         profiler.step()
         sc.instant("whole again")
     spans = memory.events(kind=Kind.SPAN)
@@ -244,7 +244,7 @@ def test_the_filter_knows_levels_by_time_in_any_order_of_arrival() -> None:
     assert filter.wanted(events) is None
 
 
-def test_a_change_reports_what_it_was_asked_for_by() -> None:
+def test_a_change_reports_the_cost_that_caused_it() -> None:
     """Not what was measured later, while it waited for the next step."""
     budget = sc.control.OverheadBudget(fraction=0.01, interval=1.0, background=0.0)
     overhead_controller = OverheadController(budget, DetailFilter(), transitions=lambda: 0)

@@ -19,7 +19,7 @@ def crash(tmp_path: Path) -> Crash:
 def killed_session(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Files of a killed program: its journal has half of the events, its rings have the rest."""
     place = tmp_path_factory.mktemp("left")
-    Crash(place).of(BODY.format(between=MIDWAY), drain_interval=1000.0)
+    Crash(place).execute(BODY.format(between=MIDWAY), drain_interval=1000.0)
     return place
 
 

@@ -156,7 +156,7 @@ def sessions(place: Path, count: int) -> list[Path]:
     return made
 
 
-def test_the_sweep_takes_only_what_is_ours(tmp_path: Path) -> None:
+def test_the_sweep_deletes_only_our_sessions(tmp_path: Path) -> None:
     """Old sessions go; directories that are open to others, foreign, linked or hold something else stay."""
     old = sessions(tmp_path, 6)
     (old[0] / "thesis.tex").write_text("not a session's file")

@@ -184,7 +184,7 @@ def test_a_later_run_has_written_the_files(killed: Path, capsys: pytest.CaptureF
     assert not (killed / "hta" / "whole.json").exists() and names(killed / "closed.json") == WRITTEN
 
 
-def test_one_trace(killed: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_trace_that_is_named_alone_is_not_changed(killed: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One that is named alone is not touched; a message says what to do."""
     before = (killed / "trace.json").read_bytes()
     assert main(["recover", str(killed / "run" / "trace.pftrace")]) == 1
@@ -229,7 +229,9 @@ def test_a_file_that_is_no_parquet_trace_of_the_run(
     assert thesis.read_bytes() == content
 
 
-def test_a_note_that_says_what_no_exporter_takes(killed: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_note_with_unknown_arguments_of_exporters_is_reported(
+    killed: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """It is reported, and the file stays."""
     ((path, note),) = notes_in(killed / "run", [])
     strange = [msgspec.structs.replace(trace, arguments={"form": "list"}) for trace in note.traces]

@@ -33,14 +33,14 @@ from tests.support.nesting import chrome_problems
     ],
     ids=["in rings", "indexed", "flushed and indexed", "flushed and drained"],
 )
-def test_everything_is_there_once(crash: Crash, between: str, drain_interval: float, interval_ns: int) -> None:
+def test_each_event_is_recovered_once(crash: Crash, between: str, drain_interval: float, interval_ns: int) -> None:
     """Whether events were drained, journaled, indexed, or neither: each is recovered once, with its arguments and step. Open spans
     have their place in the tree, and their self time is what their children leave."""
     program = (
         f"import stepscope.runtime.journal.index as index\nindex.INTERVAL_NS, index.MIN_BYTES = {interval_ns}, 0\n"
     )
     program += textwrap.dedent(BODY.format(between=between))
-    recovery = crash.of(program, drain_interval=drain_interval).recover()
+    recovery = crash.execute(program, drain_interval=drain_interval).recover()
     steps = {f"ProfilerStep#{number}": 1 for number in range(41)}
     assert names(recovery.journal) == {"forward": 40, "inner": 40, "outer": 1, "done": 1, "innermost": 1, **steps}
     assert names(recovery.journal, Kind.INSTANT) == {"instant": 40}
@@ -82,7 +82,7 @@ def test_a_damaged_header_is_made_whole(killed: Crash) -> None:
 
 def test_threads_and_tasks_are_recovered(crash: Crash) -> None:
     """Events of every thread and task come back on tracks of their own."""
-    recovery = crash.of(
+    recovery = crash.execute(
         """
         profiler.start()
         def work(name):
@@ -117,7 +117,7 @@ def test_threads_and_tasks_are_recovered(crash: Crash) -> None:
 
 def test_closed_windows_stay_as_they_were(crash: Crash) -> None:
     """Windows that the run closed are copied; one that had just begun is recognised by the gap before it."""
-    recovery = crash.of(
+    recovery = crash.execute(
         """
         profiler.schedule = sc.schedule(wait=1, warmup=1, active=2, repeat=0)
         profiler.start()
@@ -147,7 +147,7 @@ def test_closed_windows_stay_as_they_were(crash: Crash) -> None:
 
 def test_a_crash_between_windows_adds_none(crash: Crash) -> None:
     """Step marks that are written while nothing is recorded are no window."""
-    recovery = crash.of(
+    recovery = crash.execute(
         """
         profiler.schedule = sc.schedule(wait=0, warmup=0, active=2, repeat=1)
         profiler.start()
@@ -167,7 +167,7 @@ def test_a_crash_between_windows_adds_none(crash: Crash) -> None:
 
 def test_a_span_across_a_window_is_cut_at_its_border(crash: Crash) -> None:
     """A span that was written as open when a window closed goes on in the next one, from its start."""
-    recovery = crash.of(
+    recovery = crash.execute(
         """
         profiler.schedule = sc.schedule(wait=0, warmup=0, active=1, repeat=0)
         profiler.start()
@@ -223,7 +223,7 @@ def test_events_that_are_in_no_ring_are_counted(
     crash: Crash, small_disk: Path, options: str, count: int, least: int, most: int
 ) -> None:
     """Those that did not fit a ring, and those of a part of it that never came to the file, are a gap and a number."""
-    recovery = crash.of(
+    recovery = crash.execute(
         f"""
         profiler = sc.trace(output_dir=sys.argv[1], options=sc.Options(session_dir={str(small_disk)!r}, {options},
                             drain_interval=1000.0))
@@ -258,7 +258,7 @@ def test_a_kill_while_a_ring_is_made_loses_nothing(killed: Crash, size: int) -> 
 
 def test_other_profilers_steps_are_left_out(crash: Crash) -> None:
     """Two profilers in one process: each run gets its own step marks only."""
-    recovery = crash.of(
+    recovery = crash.execute(
         """
         other = sc.trace(output_dir=sys.argv[1] + "-other", name="other")
         profiler.start(), other.start()
@@ -328,7 +328,7 @@ with sc.span("setup"):
 @pytest.mark.parametrize(("next_epoch", "last_is_apart"), [("profiler.step()", False), ("sc.instant('x')", True)])
 def test_the_rows_of_steps(crash: Crash, next_epoch: str, last_is_apart: bool) -> None:
     """A step that overlaps an epoch in part is not on its row; one that was cut off within an epoch is."""
-    recovery = crash.of(EPOCHS.format(next_epoch=next_epoch)).recover()
+    recovery = crash.execute(EPOCHS.format(next_epoch=next_epoch)).recover()
     trace = crash.run / "trace.json"
     assert main(["convert", str(recovery.journal), str(trace)]) == 0
     assert chrome_problems(trace) == []

@@ -90,7 +90,7 @@ def ended(path: Path, *, pid: int, id: str, name: str = "another") -> Path:
 def test_two_profilers_of_one_process(crash: Crash, capsys: pytest.CaptureFixture[str]) -> None:
     """The journal of the one that had closed is newer, and does not pass for that of the one that was killed: neither by
     `stepscope convert DIR` nor by recovery."""
-    crash.of(TWO)
+    crash.execute(TWO)
     assert main(["convert", str(crash.run), str(crash.run / "trace.json")]) == 0
     check_messages(capsys.readouterr().err, "run/journal", "journal-2")
     recovery = crash.recover()
@@ -115,7 +115,9 @@ def test_a_flight_recorder_and_a_profiler(tmp_path: Path) -> None:
 
 def test_a_container_that_starts_again(crash: Crash) -> None:
     """Its processes have the same numbers: a later run that ended in order is not the one that was killed."""
-    crash.of('profiler.start()\nfor _ in range(100):\n    with sc.span("x"): pass\nassert profiler.flush(50)\ndie()')
+    crash.execute(
+        'profiler.start()\nfor _ in range(100):\n    with sc.span("x"): pass\nassert profiler.flush(50)\ndie()'
+    )
     note = read_note(crash.run / SESSION_FILE, [])
     assert note is not None and note.run
     later = ended(crash.run / "journal", pid=note.pid, id="0" * 32)
@@ -166,7 +168,7 @@ def test_a_journal_whose_first_frame_is_damaged(tmp_path: Path, named: str) -> N
 
 def test_an_empty_journal_is_not_chosen(crash: Crash) -> None:
     """Without a note the newest journal that was begun is recovered, though an empty one is newer."""
-    crash.of("profiler.start(); profiler.flush(); die()")
+    crash.execute("profiler.start(); profiler.flush(); die()")
     for path in crash.run.glob("session*"):
         path.unlink()
     (crash.run / "journal-2").touch()
@@ -186,7 +188,7 @@ def test_a_copy_next_to_the_journal(tmp_path: Path) -> None:
 
 def test_another_run_that_is_named(crash: Crash) -> None:
     """The session of the killed run is needed as before."""
-    crash.of("profiler.start(); profiler.flush(); die()")
+    crash.execute("profiler.start(); profiler.flush(); die()")
     other = ended(crash.run / "journal", pid=7, id="1" * 32)
     choice = choose(other, force=False)
     assert (choice.note, choice.journal) == (None, other)
@@ -233,7 +235,7 @@ die()
 def killed(tmp_path: Path, other: Path) -> Crash:
     """A process with two profilers that was killed; the one writes to `run`, and the other one elsewhere."""
     program = BOTH.replace("OTHER", repr(str(other)))
-    return Crash(tmp_path).of(program, drain_interval=1000.0)
+    return Crash(tmp_path).execute(program, drain_interval=1000.0)
 
 
 @pytest.mark.parametrize("order", [("run", "other"), ("other", "run")])

@@ -34,7 +34,7 @@ DRAINED = {"nowhere else": "drain(1 << 18, 1 << 62), die()", "journal": "_core.d
 @pytest.mark.parametrize("where", DRAINED)
 def test_a_drain_that_was_not_released(where: str, policy: str, crash: Crash) -> None:
     """A process that dies between the journal's write and the release of the rings leaves both."""
-    crash.of(OVERFLOW.replace("POLICY", repr(policy)) + DRAINED[where], drain_interval=1000.0)
+    crash.execute(OVERFLOW.replace("POLICY", repr(policy)) + DRAINED[where], drain_interval=1000.0)
     for ring in crash.directory().glob("ring-*"):
         before = (crash.run / f"before-{ring.name}").read_bytes()
         with ring.open("r+b") as file:
@@ -52,7 +52,7 @@ def test_a_drain_that_was_not_released(where: str, policy: str, crash: Crash) ->
 
 def test_a_joined_process_that_is_one_drain_behind(crash: Crash) -> None:
     """Its slots are free only when the journal has them, so that may have what its rings still say was lost."""
-    crash.of(
+    crash.execute(
         """
         from pathlib import Path
         import time
@@ -89,7 +89,7 @@ def test_a_joined_process_that_is_one_drain_behind(crash: Crash) -> None:
 
 def test_a_gap_across_windows(crash: Crash) -> None:
     """It counts in the window in which it begins, in the journal and in what is recovered of the rings."""
-    crash.of(
+    crash.execute(
         """
         profiler = sc.trace(output_dir=sys.argv[1], schedule=sc.schedule(wait=0, warmup=0, active=1, repeat=0),
                             options=sc.Options(session_dir=sys.argv[2], ring_slots=64, ring_bytes=4096,
@@ -135,7 +135,7 @@ def lost(journal: Path) -> dict[int, int]:
 @pytest.mark.parametrize("end", ["profiler.step(), profiler.flush(), die()", "profiler.flush(), die()", "die()"])
 def test_a_gap_that_begins_in_a_closed_window(end: str, crash: Crash) -> None:
     """Nothing was recorded since: what is lost then counts in the window in which it was."""
-    crash.of(
+    crash.execute(
         """
         profiler = sc.trace(output_dir=sys.argv[1], schedule=sc.schedule(wait=1, warmup=0, active=1, repeat=0),
                             options=sc.Options(session_dir=sys.argv[2], ring_slots=64, ring_bytes=4096,

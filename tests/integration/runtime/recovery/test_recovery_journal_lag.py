@@ -64,7 +64,7 @@ def check(crash: Crash) -> Recovery:
 
 def test_a_journal_that_hangs(crash: Crash) -> None:
     """The rings are freed before it has their events, and the recovery says how many it may lack."""
-    crash.of(program(LOOP, seconds=1000.0, queue=1 << 16))
+    crash.execute(program(LOOP, seconds=1000.0, queue=1 << 16))
     recovery = check(crash)
     assert at_most(recovery) > 0
 
@@ -72,7 +72,7 @@ def test_a_journal_that_hangs(crash: Crash) -> None:
 def test_a_journal_that_keeps_up_has_nothing_missing(crash: Crash) -> None:
     """After a time in which it did not, too: events that it has by then are not reported as missing any more."""
     late = "Slow.export = sc.exporters.JournalExporter.export\n" + LOOP + "time.sleep(1.5)\nprofiler.flush()\n"
-    crash.of(program(LOOP + late, seconds=0.05, queue=1 << 18))
+    crash.execute(program(LOOP + late, seconds=0.05, queue=1 << 18))
     recovery = check(crash)
     assert not recovery.missing
 
@@ -101,7 +101,7 @@ for _ in range(20):
     profiler._life.opened.loop.wake()
     time.sleep(0.01)
 """
-    crash.of(program((other if with_other else "") + loop, seconds=1000.0, queue=1 << 20))
+    crash.execute(program((other if with_other else "") + loop, seconds=1000.0, queue=1 << 20))
     check(crash)
 
 
@@ -117,7 +117,7 @@ with open(os.path.dirname(sys.argv[2]) + "/filler", "wb", buffering=0) as file:
         while file.write(bytes(4096)) == 4096: pass
     except OSError: pass
 """
-        crash.of(
+        crash.execute(
             program(
                 "profiler.flush()\n" + LOOP.replace("range(40)", "range(2)") + fill + LOOP,
                 seconds=1000.0,
@@ -146,7 +146,7 @@ time.sleep(0.3)
     text = program(loop, seconds=1000.0, queue=64 << 20).replace(
         "drain_interval=0.005", "drain_interval=0.005, worker_ring_bytes=1 << 16"
     )
-    crash.of(text)
+    crash.execute(text)
     recovery = check(crash)
     assert not at_most(recovery) and recovery.processes == 1
     assert names(recovery.journal)["x"] + recovery.dropped == 20000
@@ -154,7 +154,7 @@ time.sleep(0.3)
 
 def test_counters_that_make_no_sense(crash: Crash) -> None:
     """They are not believed."""
-    crash.of(program(LOOP, seconds=0.0, queue=64 << 20))
+    crash.execute(program(LOOP, seconds=0.0, queue=64 << 20))
     control = crash.directory() / "control"
     with control.open("r+b") as file:
         file.seek(24 + 2048)

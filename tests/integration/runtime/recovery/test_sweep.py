@@ -233,7 +233,7 @@ def test_memory_is_room(left: Left, monkeypatch: pytest.MonkeyPatch) -> None:
     assert is_scarce(left.sessions)
 
 
-def test_one_that_is_in_use_stays(left: Left) -> None:
+def test_a_session_in_use_stays(left: Left) -> None:
     """Its process id does not matter: that of another container means nothing. A recovery that reads it does not lose it."""
     _, session = left.run("run", 9 * DAY)
     for name in (".", "process.json"):

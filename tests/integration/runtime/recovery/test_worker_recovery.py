@@ -110,7 +110,7 @@ def found(recovery: Recovery) -> tuple[dict[str, list[int]], dict[str, list[str]
 
 def test_a_worker_that_had_ended_before(tmp_path: Path) -> None:
     """Events that were delivered already are not there twice, its open spans included."""
-    ProcessTree(tmp_path).of(
+    ProcessTree(tmp_path).execute(
         """
     def work():
         sc.join("worker")

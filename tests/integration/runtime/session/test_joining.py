@@ -36,7 +36,7 @@ def orphaned(work):
 
 def test_without_a_session(process_tree: ProcessTree) -> None:
     """The answer is no, and the log says why, once."""
-    process_tree.of(
+    process_tree.execute(
         ORPHANED
         + """
 logging.basicConfig(level=logging.INFO)
@@ -52,7 +52,7 @@ orphaned(work)
 
 def test_a_first_process_that_has_the_variable(process_tree: ProcessTree) -> None:
     """It is set for a whole job: that nobody is above the first process is nothing to warn of."""
-    process_tree.of(
+    process_tree.execute(
         ORPHANED
         + """
 from stepscope.runtime.lifecycle.join import join_from_environment, joined
@@ -69,7 +69,7 @@ orphaned(work)
 
 def test_the_owner_does_not_join(process_tree: ProcessTree) -> None:
     """A data set that calls join() also runs in the training process, where it changes nothing."""
-    process_tree.of("""
+    process_tree.execute("""
     import logging
     logging.basicConfig(level=logging.INFO)
     with trace():
@@ -89,7 +89,7 @@ def test_names(name: object) -> None:
 
 def test_a_name_that_is_set_later(process_tree: ProcessTree) -> None:
     """It counts as long as nothing was recorded, and wins over what multiprocessing says."""
-    process_tree.of(
+    process_tree.execute(
         """
     def work():
         assert sc.join("first") and sc.join("second")
@@ -109,7 +109,7 @@ def test_a_name_that_is_set_later(process_tree: ProcessTree) -> None:
 
 def test_a_profiler_before_anything_is_recorded(process_tree: ProcessTree) -> None:
     """The child, which had joined by itself, leaves and has a session of its own; what it records is in its traces."""
-    process_tree.of(
+    process_tree.execute(
         """
     def work():
         with sc.trace(output_dir=sys.argv[1] + "-child") as profiler:
@@ -132,7 +132,7 @@ def test_a_profiler_before_anything_is_recorded(process_tree: ProcessTree) -> No
 
 def test_a_profiler_after_something_was_recorded(process_tree: ProcessTree) -> None:
     """It is inert, as what is recorded is the parent's, says so, and every call returns."""
-    process_tree.of("""
+    process_tree.execute("""
     def work():
         sc.join("child")
         spans("before", 5)
@@ -155,7 +155,7 @@ def test_a_profiler_after_something_was_recorded(process_tree: ProcessTree) -> N
 
 def test_every_call_of_an_inert_profiler_returns(process_tree: ProcessTree) -> None:
     """In a forked child whose parent's other threads had locked every lock that there is."""
-    process_tree.of("""
+    process_tree.execute("""
     def work(profiler, unstarted):
         profiler.step(), profiler.pause(), profiler.resume(), profiler.stop(), profiler.start()
         profiler.add_metadata("key", 1), profiler.add_metadata_json("other", "1")
@@ -169,19 +169,19 @@ def test_every_call_of_an_inert_profiler_returns(process_tree: ProcessTree) -> N
         with trace() as profiler:
             spans("parent's", 5)
             unstarted = sc.trace(output_dir=sys.argv[1] + "-child")
-            held, forked = threading.Event(), threading.Event()
+            entered, forked = threading.Event(), threading.Event()
             def hold():
                 locks = [each._steps.calls._lock for each in (profiler, unstarted)]
                 locks += [each._metadata._lock for each in (profiler, unstarted)] + [profiler._steps.pipeline.inbox._lock]
                 for lock in locks:
                     lock.acquire()
-                held.set()
+                entered.set()
                 forked.wait()
                 for lock in locks:
                     lock.release()
             thread = threading.Thread(target=hold)
             thread.start()
-            held.wait()
+            entered.wait()
             pid = in_child(lambda: work(profiler, unstarted))
             forked.set()
             thread.join()
@@ -191,9 +191,9 @@ def test_every_call_of_an_inert_profiler_returns(process_tree: ProcessTree) -> N
     assert process_tree.spans() == {("process", "parent's"): 5}
 
 
-def test_a_child_closes_what_it_opened_when_it_exits(process_tree: ProcessTree) -> None:
+def test_a_child_closes_its_own_profiler_when_it_exits(process_tree: ProcessTree) -> None:
     """A forked child that leaves a profiler open has it closed at its exit; its parent's stays as it is."""
-    process_tree.of("""
+    process_tree.execute("""
     if __name__ == "__main__":
         with trace() as profiler:
             pid = os.fork()
@@ -213,7 +213,7 @@ def test_a_child_closes_what_it_opened_when_it_exits(process_tree: ProcessTree) 
 
 def test_the_environment_is_as_it_was(process_tree: ProcessTree) -> None:
     """The variable that names the session is there while it is open, and what was there before comes back."""
-    process_tree.of("""
+    process_tree.execute("""
     import atexit
     from stepscope.runtime.recording import recorder
     os.environ["STEPSCOPE_SESSION"] = "/of/another"
@@ -229,7 +229,7 @@ def test_the_environment_is_as_it_was(process_tree: ProcessTree) -> None:
 
 def test_an_ended_session_is_not_joined(process_tree: ProcessTree) -> None:
     """A child that is older than the end of its parent's session says so, and records nothing."""
-    process_tree.of("""
+    process_tree.execute("""
     import logging
     logging.basicConfig(level=logging.INFO)
     from stepscope.runtime.recording.recorder import close_recorder

@@ -29,7 +29,7 @@ def test_a_full_session_directory(small_disk: Path) -> None:
         with span("open"):
             opened = len(recorder.open_spans())
         seen = sum(len(events) for events, _ in recorder.drain()[1])
-        tell([seen, opened, _core.counts()["rings_failed"] > 0])
+        print_json([seen, opened, _core.counts()["rings_failed"] > 0])
         """,
         options=f"session_dir={str(small_disk)!r}",
     )
@@ -52,7 +52,7 @@ def test_a_million_spans_need_no_memory() -> None:
         work(10)
         before = resident()
         work(100)
-        tell([resident() - before, recorder.statistics().rings])
+        print_json([resident() - before, recorder.statistics().rings])
     """)
     assert growth < 4 << 20 and rings == 1
 
@@ -79,7 +79,7 @@ def test_a_session_that_cannot_be_opened(arguments: tuple[str, int, int, str], m
         try:
             _core.open(*{arguments!r})
         except (ValueError, OSError) as error:
-            tell([str(error)])
+            print_json([str(error)])
         recorders.recorder(Options())
         os._exit(0)
     """)

@@ -68,16 +68,16 @@ def test_however_the_process_ends(end: str, code: int, tmp_path: Path) -> None:
 
 
 AGAIN = """
-go, told = threading.Semaphore(0), threading.Semaphore(0)
+go, recorded = threading.Semaphore(0), threading.Semaphore(0)
 def helper():  # has a ring from before, and an open span
     with sc.span("helper"):
         for turn in range(3):
             go.acquire()
             sc.instant(f"helper {turn}")
-            told.release()
+            recorded.release()
 thread = threading.Thread(target=helper, name="helper", daemon=True)
 def turn():
-    go.release(), told.acquire()
+    go.release(), recorded.acquire()
 for number in range(3):
     profiler = trace(f"run{number}", drain_interval=1000.0)
     profiler.start()

@@ -16,7 +16,7 @@ from tests.support.process_trees import ProcessTree
 
 def test_a_second_profiler(process_tree: ProcessTree) -> None:
     """It has the processes that took part in its time, with what they did then; the first one's accounts stay."""
-    process_tree.of("""
+    process_tree.execute("""
     def work(pipe):
         signal.alarm(90)
         sc.join("long")
@@ -57,7 +57,7 @@ def test_a_second_profiler(process_tree: ProcessTree) -> None:
 
 def test_names_cut_for_another_profiler(process_tree: ProcessTree) -> None:
     """Is not in the report of this one."""
-    process_tree.of("""
+    process_tree.execute("""
     with trace() as first:
         spans("x" * 2000, 1)
     with sc.trace(output_dir=sys.argv[1] + "-2") as second:
@@ -69,7 +69,7 @@ def test_names_cut_for_another_profiler(process_tree: ProcessTree) -> None:
 
 def test_threads_that_can_have_no_ring(process_tree: ProcessTree, small_disk: Path) -> None:
     """Their events are dropped and counted, by process, in the window and in the report; those of other threads are recorded."""
-    process_tree.of(f"""
+    process_tree.execute(f"""
     disk = {str(small_disk)!r}
     def fill(pipe):
         pipe.recv()
@@ -105,7 +105,7 @@ def test_threads_that_can_have_no_ring(process_tree: ProcessTree, small_disk: Pa
 
 def test_many_processes_one_after_the_other(process_tree: ProcessTree) -> None:
     """Neither descriptors nor what is known of them grows, and the report stays short; all of them are counted."""
-    process_tree.of("""
+    process_tree.execute("""
     if __name__ == "__main__":
         with trace() as profiler:
             def round(count):
@@ -128,7 +128,7 @@ def test_many_processes_one_after_the_other(process_tree: ProcessTree) -> None:
 
 def test_the_session_directory_is_removed(process_tree: ProcessTree) -> None:
     """As by who cleans up /dev/shm: everybody goes on, and what cannot be had of a worker any more is counted."""
-    process_tree.of("""
+    process_tree.execute("""
     import shutil
     def work(pipe):
         sc.join("worker")
@@ -156,7 +156,7 @@ def test_the_session_directory_is_removed(process_tree: ProcessTree) -> None:
 
 def test_killed_while_it_joins(process_tree: ProcessTree) -> None:
     """A process counts as ended, however complete its directory is, and the others are followed."""
-    process_tree.of(
+    process_tree.execute(
         """
     import json, pathlib
     if __name__ == "__main__":
@@ -178,7 +178,7 @@ def test_killed_while_it_joins(process_tree: ProcessTree) -> None:
 
 def test_workers_of_a_killed_owner(process_tree: ProcessTree) -> None:
     """They record into the session until it is removed, and nothing from then on; no file of it comes back."""
-    process_tree.of(
+    process_tree.execute(
         """
     from stepscope.runtime import _core
     def work():

@@ -18,13 +18,13 @@ from tests.support.process_trees import ProcessTree
 def check(process_tree: ProcessTree, expected: dict[tuple[str, str], int]) -> None:
     """Journal and Chrome file have exactly these spans."""
     assert process_tree.spans() == Counter(expected)
-    assert process_tree.shown() == Counter(expected)
+    assert process_tree.chrome_spans() == Counter(expected)
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_multiprocessing(process_tree: ProcessTree, method: str) -> None:
     """Workers that call join() appear under multiprocessing's names, those that leave by os._exit included."""
-    process_tree.of(f"""
+    process_tree.execute(f"""
     def work(name):
         assert sc.join() and sc.join()
         spans(name)
@@ -47,7 +47,7 @@ def test_multiprocessing(process_tree: ProcessTree, method: str) -> None:
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_processes_join_by_themselves(process_tree: ProcessTree, method: str) -> None:
     """With STEPSCOPE_JOIN=1 nothing has to be called, also where the fork server runs since before the session."""
-    process_tree.of(
+    process_tree.execute(
         f"""
     def work(name):
         spans(name)
@@ -68,7 +68,7 @@ def test_processes_join_by_themselves(process_tree: ProcessTree, method: str) ->
 
 def test_programs_and_grandchildren(process_tree: ProcessTree) -> None:
     """A program that is started, its forked child and that one's child belong to the same session."""
-    process_tree.of(
+    process_tree.execute(
         """
     def grandchild():
         sc.join("grandchild")
@@ -101,7 +101,7 @@ def test_programs_and_grandchildren(process_tree: ProcessTree) -> None:
 def test_data_loader(process_tree: ProcessTree, method: str, persistent: bool) -> None:
     """The workers of torch's DataLoader appear by their numbers, over several epochs."""
     require("torch")
-    process_tree.of(
+    process_tree.execute(
         f"""
     import torch
     class Data(torch.utils.data.Dataset):
@@ -124,14 +124,14 @@ def test_data_loader(process_tree: ProcessTree, method: str, persistent: bool) -
     )
     loads = {key: count for key, count in process_tree.spans().items() if key[1] == "load"}
     assert loads == {(f"DataLoader worker {n}", "load"): 12 for n in range(4)}
-    assert {key: count for key, count in process_tree.shown().items() if key[1] == "load"} == loads
+    assert {key: count for key, count in process_tree.chrome_spans().items() if key[1] == "load"} == loads
     starts = [count for (_, name), count in process_tree.spans().items() if name == "start workers"]
     assert starts == [1 if persistent else 2]
 
 
-def test_a_killed_worker_leaves_what_it_began_last(process_tree: ProcessTree) -> None:
+def test_a_killed_worker_leaves_its_open_spans(process_tree: ProcessTree) -> None:
     """Also a span that began after the process had been seen to run for the last time."""
-    process_tree.of("""
+    process_tree.execute("""
     if __name__ == "__main__":
         with trace() as profiler:
             here, there = os.pipe()
@@ -158,8 +158,8 @@ def test_a_killed_worker_leaves_what_it_began_last(process_tree: ProcessTree) ->
 
 def test_a_worker_records_while_its_parent_does(process_tree: ProcessTree) -> None:
     """Schedule, pause and end of the parent hold for the worker, and a span that is open at a window's end is cut."""
-    process_tree.of("""
-    def say(pipe, word):
+    process_tree.execute("""
+    def send(pipe, word):
         pipe.send(word)
         pipe.recv()
     def work(pipe):
@@ -177,15 +177,15 @@ def test_a_worker_records_while_its_parent_does(process_tree: ProcessTree) -> No
             here, there = context.Pipe()
             child = context.Process(target=work, args=(there,))
             child.start()
-            say(here, "waiting")
-            say(here, "")
+            send(here, "waiting")
+            send(here, "")
             profiler.step()
-            say(here, "recorded")
+            send(here, "recorded")
             profiler.step()
             profiler.flush()
-            say(here, "")
-            say(here, "over")
-            say(here, "")
+            send(here, "")
+            send(here, "over")
+            send(here, "")
             here.send("")
             child.join()
     """)
@@ -195,7 +195,7 @@ def test_a_worker_records_while_its_parent_does(process_tree: ProcessTree) -> No
 
 def test_accounts_of_a_worker_that_records_too_much(process_tree: ProcessTree) -> None:
     """Events that do not fit its rings are counted: produced = drained + dropped."""
-    process_tree.of("""
+    process_tree.execute("""
     if __name__ == "__main__":
         options = sc.Options(worker_ring_bytes=1 << 16, ring_slots=256)
         with trace(options=options) as profiler:
@@ -212,9 +212,9 @@ def test_accounts_of_a_worker_that_records_too_much(process_tree: ProcessTree) -
     assert process_tree.spans() == {("worker", "many"): drained}
 
 
-def test_nothing_piles_up_while_nothing_is_recorded(process_tree: ProcessTree) -> None:
+def test_files_of_ended_workers_are_removed_without_a_window(process_tree: ProcessTree) -> None:
     """Files of processes that joined and ended are removed, however long no window comes."""
-    process_tree.of("""
+    process_tree.execute("""
     def work(number):
         assert sc.join()
     if __name__ == "__main__":
@@ -256,12 +256,12 @@ def record(name):
 def worker(number):
     child = os.fork()
     if not child:
-        for each in taken:  # a child has descriptors of its own
+        for each in copies:  # a child has descriptors of its own
             os.close(each)
         sc.join()
         record(f"of worker {number}")
         if before:
-            os.read(held[0], 1)
+            os.read(gate[0], 1)
             record(f"later of worker {number}")
         os._exit(0)
     return child
@@ -269,7 +269,7 @@ def worker(number):
 def drained():
     return [worker.drained for worker in profiler.statistics().recorder.workers]
 
-taken, held = [], os.pipe()
+copies, gate = [], os.pipe()
 children = [worker(number) for number in range(3)] if before else []
 while before and (len(drained()) < 3 or min(drained()) < 100):
     with sc.span("own"):
@@ -280,19 +280,19 @@ top = max(int(name) for name in os.listdir("/proc/self/fd")) + 1
 resource.setrlimit(resource.RLIMIT_NOFILE, (top, hard))
 try:
     while True:
-        taken.append(os.dup(reserve))
+        copies.append(os.dup(reserve))
 except OSError:
     pass
 try:
     children = children or [worker(number) for number in range(3)]
-    os.write(held[1], b"123")
+    os.write(gate[1], b"123")
     for child in children:
         os.waitpid(child, 0)
     for _ in range(30):
         with sc.span("own"):
             time.sleep(0.01)
 finally:
-    for each in taken:
+    for each in copies:
         os.close(each)
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 profiler.close()
@@ -367,7 +367,7 @@ def test_events_wait_for_their_names(tmp_path: Path) -> None:
 
 def test_a_full_disk(process_tree: ProcessTree, small_disk: Path) -> None:
     """Where there is no memory for rings nothing crashes, and what a ring could not take is counted."""
-    process_tree.of(f"""
+    process_tree.execute(f"""
     if __name__ == "__main__":
         with trace(options=sc.Options(session_dir={str(small_disk)!r})) as profiler:
             def work():

@@ -59,16 +59,16 @@ def stays():
         assert holder() == its
 {order.format(sets)}
 stays()
-said = []
-signal.signal(signal.SIGTERM, lambda *_: said.append(1))
+signals_seen = []
+signal.signal(signal.SIGTERM, lambda *_: signals_seen.append(1))
 stays()
-assert said
+assert signals_seen
 profiler.close()
 """
     ends(ELSEWHERE + HOLDER + script, tmp_path, code=0)
 
 
-def test_it_is_restored_with_the_last_profiler(tmp_path: Path) -> None:
+def test_the_signal_handler_is_restored_with_the_last_profiler(tmp_path: Path) -> None:
     """Wherever each is opened and closed, and at once on several threads."""
     ends(
         ELSEWHERE

@@ -237,7 +237,7 @@ def _closed(
     """
     tree = ProcessTree(directory)
     try:
-        tree.of(TIMED + program, timeout=timeout)
+        tree.execute(TIMED + program, timeout=timeout)
         (report,) = tree.printed
         return _counted(tree, report, tried, *only, missed=missed, once=once)
     except (AssertionError, subprocess.TimeoutExpired) as error:
@@ -248,7 +248,7 @@ def _counted(tree: ProcessTree, report: list[int], tried: int, *only: str, misse
     """The same for what a program has reported. Raises `AssertionError` if an id occurs twice."""
     found = tree.spans()
     whole = found + tree.spans(still_open=True)
-    problems = [] if whole == tree.shown() else ["journal and Chrome file do not agree"]
+    problems = [] if whole == tree.chrome_spans() else ["journal and Chrome file do not agree"]
     produced, dropped, blocked, shutdown = report
     counts = [
         count for (_, name), count in found.items() if (name.startswith(once) if once else not only or name in only)
@@ -341,7 +341,7 @@ def data_loader(method: str, workers: int, runs: int, directory: Path, _: int) -
     begun = ProcessTree(directory)
     outcome = Outcome(tried=0)
     try:
-        begun.of(TIMED + LOADER.format(method=method, workers=workers, runs=runs), timeout=80)
+        begun.execute(TIMED + LOADER.format(method=method, workers=workers, runs=runs), timeout=80)
         for number, counts in enumerate(begun.printed):
             outcome += _counted(ProcessTree(directory / str(number)), counts, 1, once="load ")
     except (AssertionError, subprocess.TimeoutExpired) as error:

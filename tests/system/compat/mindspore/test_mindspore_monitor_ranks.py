@@ -111,21 +111,21 @@ def test_ranks_that_read_at_different_times_record_the_same_steps(tmp_path: Path
         expected: dict[str, tuple[int, int]] = {}
         for number, ahead in enumerate((60, 600)):
             run_id, start = f"near{number}", running.steps.least() + ahead
-            running.ask(run_id, start_step=start, stop_step=start + 2)
+            running.request_window(run_id, start_step=start, stop_step=start + 2)
             answer = running.answer(run_id)
             if answer.startswith("recording"):
                 expected[run_id] = start, start + 2
                 assert running.window(run_id, everybody) == expected[run_id]
             else:
                 assert f"start_step {start} is past, or too near" in answer
-        running.ask("next", steps=3)
+        running.request_window("next", steps=3)
         first, last = expected["next"] = running.window("next", everybody)
         assert last - first == 2
         assert running.answer("next").startswith(f"recording steps {first}-{last}")
-        running.ask("some", steps=2, ranks="1,3")
+        running.request_window("some", steps=2, ranks="1,3")
         first, last = running.window("some", [1, 3])
         assert running.answer("some") == f"recording steps {first}-{last} (by ranks 1,3)"
-        running.ask("past", start_step=2, stop_step=5)
+        running.request_window("past", start_step=2, stop_step=5)
         assert "start_step 2 is past" in running.answer("past")
     for rank in everybody:
         found = running.finished(rank)
@@ -137,7 +137,7 @@ def test_ranks_that_read_at_different_times_record_the_same_steps(tmp_path: Path
 def test_ranks_end_a_window_with_the_same_step(tmp_path: Path) -> None:
     """It is extended, and aborted, by the file, which each rank reads when its turn comes."""
     with monitors(tmp_path, 3) as running:
-        running.ask("long", steps=100_000)
+        running.request_window("long", steps=100_000)
         for rank in range(3):
             running.until_running(rank)
         running.write(start_step="next", steps=10, command="extend")
@@ -153,10 +153,10 @@ def test_ranks_end_a_window_with_the_same_step(tmp_path: Path) -> None:
 def test_a_rank_that_is_killed(tmp_path: Path) -> None:
     """The others record the same whole groups of steps, and a window of the one that died has the steps that it had."""
     with monitors(tmp_path, 3, sink=4, poll=0.1) as running:
-        running.ask("before", steps=5)
+        running.request_window("before", steps=5)
         first, last = running.window("before", range(3))
         assert (first % 4, last - first) == (1, 7)
         running.kill(1)
-        running.ask("after", steps=3)
+        running.request_window("after", steps=3)
         first, last = running.window("after", [0, 2])
         assert (first % 4, last - first) == (1, 3)

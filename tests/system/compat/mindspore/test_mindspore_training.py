@@ -21,9 +21,9 @@ from tests.support.messages import check_messages
 def run(training: str, directory: Path, **environment: str) -> dict[str, Any]:
     """Runs a training; returns what it found."""
     command = [str(mindspore_python()), "-m", "tests.support.mindspore_trainings", training, str(directory)]
-    kept = {name: value for name, value in os.environ.items() if name not in ("RANK_ID", "PYTHONPATH")}
+    inherited = {name: value for name, value in os.environ.items() if name not in ("RANK_ID", "PYTHONPATH")}
     quiet = {"GLOG_v": "3", "PYTHONPATH": str(ROOT)}
-    done = run_to_end(command, timeout=110, cwd=ROOT, environment={**kept, **quiet, **environment})
+    done = run_to_end(command, timeout=110, cwd=ROOT, environment={**inherited, **quiet, **environment})
     assert done.returncode == 0, done.stderr + done.stdout
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
@@ -186,10 +186,10 @@ def test_collectives_of_two_ranks(tmp_path: Path) -> None:
         "--join=True",
         str(ROOT / "tests" / "support" / "mindspore_trainings.py"),
     ]
-    kept = {name: value for name, value in os.environ.items() if name not in ("RANK_ID", "PYTHONPATH")}
+    inherited = {name: value for name, value in os.environ.items() if name not in ("RANK_ID", "PYTHONPATH")}
     # msrun starts what `python` is.
-    kept |= {"GLOG_v": "3", "PYTHONPATH": str(ROOT), "PATH": f"{tools}{os.pathsep}{os.environ['PATH']}"}
-    done = run_to_end([*command, "collective", str(tmp_path / "out")], timeout=110, cwd=tmp_path, environment=kept)
+    inherited |= {"GLOG_v": "3", "PYTHONPATH": str(ROOT), "PATH": f"{tools}{os.pathsep}{os.environ['PATH']}"}
+    done = run_to_end([*command, "collective", str(tmp_path / "out")], timeout=110, cwd=tmp_path, environment=inherited)
     assert done.returncode == 0, done.stderr + done.stdout
     windows = list(output.windows_below(tmp_path / "out"))
     assert sorted(output.info(window)["rank_id"] for window in windows) == ["0", "1"]
@@ -199,10 +199,10 @@ def test_collectives_of_two_ranks(tmp_path: Path) -> None:
         for step in found.values():
             (name,) = [name for name in step["collective"] if name != "Total Op Info"]
             assert name.rpartition("/")[2].startswith("AllReduce")
-            told = step["collective"][name]["Communication Time Info"]
-            assert told == step["collective"]["Total Op Info"]["Communication Time Info"]
-            assert told["Occurrences"] == 1
-            assert told["Elapse Time(ms)"] > 0
+            totals = step["collective"][name]["Communication Time Info"]
+            assert totals == step["collective"]["Total Op Info"]["Communication Time Info"]
+            assert totals["Occurrences"] == 1
+            assert totals["Elapse Time(ms)"] > 0
             assert step["p2p"] == {}
         times = output.rows(window, "step_trace_time.csv")
         assert all(float(row["Communication"]) > 0 for row in times)
@@ -235,13 +235,13 @@ profiler.analyse()
 def test_by_the_environment_where_mindspore_was_imported_first(tmp_path: Path) -> None:
     """MindSpore has begun to follow the variable: its profiler is ended, one records, and the log says how to avoid it."""
     options = json.dumps({"start": True, "output_path": str(tmp_path / "out")})
-    kept = {name: value for name, value in os.environ.items() if name not in ("RANK_ID", "PYTHONPATH")}
+    inherited = {name: value for name, value in os.environ.items() if name not in ("RANK_ID", "PYTHONPATH")}
     command = [str(mindspore_python()), "-c", THEIRS_FIRST]
     done = run_to_end(
         command,
         timeout=110,
         cwd=tmp_path,
-        environment={**kept, "GLOG_v": "3", "PYTHONPATH": str(ROOT), VARIABLE: options},
+        environment={**inherited, "GLOG_v": "3", "PYTHONPATH": str(ROOT), VARIABLE: options},
     )
     assert done.returncode == 0, done.stderr + done.stdout
     check_messages(done.stderr, "stepscope.mindspore")

@@ -19,7 +19,7 @@ class Iterator:
         return 7
 
 
-def test_why_nothing_was_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_recording_without_waits_has_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     """A program that asked for no batch, also where there are no iterators."""
     monkeypatch.delitem(sys.modules, MODULE, raising=False)
     waits = DatasetWaits()

@@ -65,8 +65,10 @@ def test_the_mean_over_time(changes: list[tuple[int, float]], at: int) -> None:
     for part in (slice(None, at), slice(at, None)):
         if len(times[part]):
             series.add(times[part], values[part])
-    held = np.diff(times)
-    assert series.weighted == pytest.approx(float((values[:-1] * held).sum() / held.sum()), rel=1e-6, abs=1e-3)
+    durations = np.diff(times)
+    assert series.weighted == pytest.approx(
+        float((values[:-1] * durations).sum() / durations.sum()), rel=1e-6, abs=1e-3
+    )
     assert series.last == values[-1] and series.values.count == len(values)
 
 

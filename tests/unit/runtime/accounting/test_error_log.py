@@ -124,7 +124,7 @@ def test_the_cause_of_one_may_be_raised_by_itself() -> None:
     assert keeper.errors == [error, cause] and keeper.retains(cause) and not keeper.retains(OSError("lost"))
 
 
-def test_one_that_takes_no_note() -> None:
+def test_an_exception_that_takes_no_note_is_stored_without() -> None:
     """It is stored without one; its traceback is the first all the same."""
     keeper: ErrorLog[Exception] = ErrorLog(contexts=True)
     error = Frozen("of glass")

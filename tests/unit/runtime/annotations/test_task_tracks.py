@@ -106,11 +106,11 @@ def test_tasks_with_a_name_each_run_out_of_rows_slowly() -> None:
             for number in range(16_500):
                 await asyncio.create_task(work(), name=f"request {number}")
                 if number % 1000 == 0:
-                    log.take()
+                    log.drain()
         asyncio.run(main())
-        log.take()
+        log.drain()
         found = [track for track in tracks.since(1) if track.kind == tracks.TrackKind.TASK]
-        tell([len(found), found[-1].name, len(log.events(Kind.SPAN, "work")), _core.strings_since(0)[0] < 18_000])
+        print_json([len(found), found[-1].name, len(log.events(Kind.SPAN, "work")), _core.strings_since(0)[0] < 18_000])
     """)
     assert outcome == [(1 << 14) + 1, "task", 16_500, True]
 
@@ -144,7 +144,7 @@ def test_tasks_when_the_table_of_rows_is_full() -> None:
                     other = names.get(_core.intern(f"n{number}") + 1024)
                     await together([other] * 2)
         asyncio.run(main())
-        log.take()
-        tell(len(log.events(Kind.SPAN, "held")))
+        log.drain()
+        print_json(len(log.events(Kind.SPAN, "held")))
     """)
     assert outcome == 4 + 8

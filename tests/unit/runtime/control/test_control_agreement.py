@@ -54,7 +54,7 @@ def end_in_calm(ranks: list[Rank]) -> None:
 
 def begun(ranks: list[Rank], **request: Any) -> int:
     """Has a window planned that rank 0 has begun, and rank 1 has not; returns its first step."""
-    ranks[0].agreement.ask(WindowRequest(run_id="w", **request), "file")
+    ranks[0].agreement.request(WindowRequest(run_id="w", **request), "file")
     go_on(ranks, lambda: all(rank.outcomes for rank in ranks), 1)
     first = ranks[0].profiler.armed()[0].first
     assert first is not None
@@ -79,10 +79,10 @@ def test_any_order_of_turns_and_steps(plan: list[tuple[Any, ...]]) -> None:
                     rank.work(deed[2])
                 case "window":
                     request = WindowRequest(steps=deed[2], run_id=f"r{number}", overlap="queue", granularity=2)
-                    rank.agreement.ask(request, "socket")
+                    rank.agreement.request(request, "socket")
                 case _:
                     end = EndRequest(command="extend" if deed[2] else "abort", steps=deed[2])
-                    rank.agreement.ask(end, "socket", key=f"{number}")
+                    rank.agreement.request(end, "socket", key=f"{number}")
         end_in_calm(ranks)
     chosen = dict(ranks[0].windows)
     for rank in ranks[1:]:
@@ -104,11 +104,11 @@ def test_a_window_that_one_rank_has_begun_is_extended_and_aborted() -> None:
     """The other, which has yet to come to it, records the same."""
     with job(2) as ranks:
         first = begun(ranks, steps=LONG, granularity=4)
-        ranks[1].agreement.ask(EndRequest(command="extend", steps=5), "socket", key="one")
+        ranks[1].agreement.request(EndRequest(command="extend", steps=5), "socket", key="one")
         go_on(ranks, lambda: all(rank.ends for rank in ranks))
         last = first + LONG + 7
         assert {str(rank.ends[0]) for rank in ranks} == {f"recording steps {first}-{last} (extended to step {last})"}
-        ranks[0].agreement.ask(EndRequest(command="abort", reason="enough"), "socket", key="two")
+        ranks[0].agreement.request(EndRequest(command="abort", reason="enough"), "socket", key="two")
         go_on(ranks, lambda: all(len(rank.ends) == 2 for rank in ranks))
         end = ranks[0].ends[1].last
         assert end is not None and ranks[0].profiler.step_num <= end < last
@@ -123,7 +123,7 @@ def test_a_rank_that_is_late_says_missed() -> None:
     with job(3) as ranks:
         go_on(ranks, lambda: ranks[2].agreement.directory, 1)
         ranks[2].work(5000)
-        ranks[1].agreement.ask(WindowRequest(start_step=4000, steps=2, run_id="w"), "socket")
+        ranks[1].agreement.request(WindowRequest(start_step=4000, steps=2, run_id="w"), "socket")
         go_on(ranks, lambda: len(ranks[0].outcomes) > 1)
         late = "rank 2 missed the window: it was at step 500"
         assert not ranks[2].outcomes[0] and ranks[2].outcomes[0].reason.startswith(late)
@@ -142,11 +142,11 @@ def test_a_rank_that_is_past_an_end_says_so() -> None:
     with job(2) as ranks:
         first = begun(ranks, steps=LONG)
         ranks[1].work(first + 4000)
-        ranks[0].agreement.ask(EndRequest(command="abort", reason="enough"), "file")
+        ranks[0].agreement.request(EndRequest(command="abort", reason="enough"), "file")
         go_on(ranks, lambda: len(ranks[0].ends) > 1)
         assert "was past step" in ranks[1].ends[0].reason and "not on rank 1" in ranks[0].ends[1].reason
         end_in_calm(ranks)
-        ranks[0].agreement.ask(EndRequest(command="abort", reason="again"), "file", key="again")
+        ranks[0].agreement.request(EndRequest(command="abort", reason="again"), "file", key="again")
         go_on(ranks, lambda: len(ranks[1].ends) > 1)
         assert ranks[1].ends[1].reason == "no armed window runs or waits"
     assert len(ranks[0].windows[0][1]) < 3000 < len(ranks[1].windows[0][1])
@@ -156,13 +156,13 @@ def test_requests_are_handed_to_rank_0() -> None:
     """By whichever rank is asked; signals to all ranks are one request while their window is open."""
     with job(3) as ranks:
         for number, rank in enumerate(ranks):
-            rank.agreement.ask(WindowRequest(steps=5), "signal", key=f"signal {number}")
+            rank.agreement.request(WindowRequest(steps=5), "signal", key=f"signal {number}")
         go_on(ranks, lambda: all(rank.outcomes for rank in ranks), 1)
         end_in_calm(ranks)
         assert [len(rank.outcomes) for rank in ranks] == [1, 1, 1]
-        ranks[2].agreement.ask(WindowRequest(steps=5), "signal", key="later")
+        ranks[2].agreement.request(WindowRequest(steps=5), "signal", key="later")
         finish(ranks, 2)
-        ranks[1].agreement.ask(WindowRequest(steps=2, ranks=(1, 2), run_id="some"), "socket")
+        ranks[1].agreement.request(WindowRequest(steps=2, ranks=(1, 2), run_id="some"), "socket")
         finish(ranks, 3)
         first = ranks[1].windows[2][1][0]
         assert str(ranks[0].outcomes[2]) == f"recording steps {first}-{first + 1} (by ranks 1-2)"
@@ -174,15 +174,15 @@ def test_requests_are_handed_to_rank_0() -> None:
 def test_refusals_of_rank_0() -> None:
     """Ranks that the job does not have, and an end that not all ranks could read in time: nothing changes on any rank."""
     with job(2) as ranks:
-        ranks[0].agreement.ask(WindowRequest(start_step=50, steps=2, ranks=(0, 9)), "file")
+        ranks[0].agreement.request(WindowRequest(start_step=50, steps=2, ranks=(0, 9)), "file")
         go_on(ranks, lambda: all(rank.outcomes for rank in ranks))
         assert all("rank 9: this job has ranks 0 to 1, so none records" in rank.outcomes[0].reason for rank in ranks)
-        ranks[0].agreement.ask(WindowRequest(steps=5, run_id="w"), "file")
+        ranks[0].agreement.request(WindowRequest(steps=5, run_id="w"), "file")
         go_on(ranks, lambda: all(len(rank.outcomes) == 2 for rank in ranks), 1)
         first = ranks[1].outcomes[1].first
         assert first is not None
         ranks[0].work(first + 3 - ranks[0].profiler.step_num)
-        ranks[0].agreement.ask(EndRequest(command="extend", steps=5), "file")
+        ranks[0].agreement.request(EndRequest(command="extend", steps=5), "file")
         go_on(ranks, lambda: all(rank.ends for rank in ranks))
         assert all("too soon to extend it on all ranks: rank 0 is at step" in rank.ends[0].reason for rank in ranks)
         end_in_calm(ranks)
@@ -194,14 +194,14 @@ def test_one_rank_records_something_else() -> None:
     with job(2) as ranks:
         go_on(ranks, lambda: ranks[1].agreement.directory)
         ranks[0].profiler.arm(WindowRequest(start_step=1, steps=3000, run_id="own"))
-        ranks[0].agreement.ask(WindowRequest(start_step=2000, steps=2, run_id="refused"), "file")
+        ranks[0].agreement.request(WindowRequest(start_step=2000, steps=2, run_id="refused"), "file")
         go_on(ranks, lambda: all(rank.outcomes for rank in ranks))
         assert all("rank 0: steps 2000-2001 overlap the window 'own'" in rank.outcomes[0].reason for rank in ranks)
         fixed = WindowRequest(start_step=2990, steps=2, granularity=4, run_id="fixed", overlap="queue")
-        ranks[0].agreement.ask(fixed, "file")
+        ranks[0].agreement.request(fixed, "file")
         finish(ranks, 2, 10)
         ranks[1].profiler.arm(WindowRequest(start_step=8000, steps=3000, run_id="own"))
-        ranks[0].agreement.ask(WindowRequest(start_step=9000, steps=2, run_id="one"), "file")
+        ranks[0].agreement.request(WindowRequest(start_step=9000, steps=2, run_id="one"), "file")
         go_on(ranks, lambda: len(ranks[0].outcomes) > 3)
         assert "not on rank 1: steps 9000-9001 overlap the window 'own'" in ranks[0].outcomes[3].reason
         finish(ranks, 3, 50)
@@ -230,14 +230,14 @@ def test_rank_0_that_does_not_answer(tmp_path: Path) -> None:
     run = abandoned(tmp_path)
     rank = Rank(tmp_path, 1, 2, patience=0.3)
     for trigger in ("file", "socket"):
-        rank.agreement.ask(WindowRequest(steps=1, run_id=trigger), trigger)
+        rank.agreement.request(WindowRequest(steps=1, run_id=trigger), trigger)
     go_on([rank], lambda: len(rank.outcomes) == 2)
     assert all("rank 0, which chooses the steps, did not answer in 0.3 s" in answer.reason for answer in rank.outcomes)
     first = Rank(tmp_path, 0, 2)
     ranks = [first, rank]
     end_in_calm(ranks)
     assert not run.exists() and rank.windows == first.windows == []
-    rank.agreement.ask(WindowRequest(steps=1, run_id="again"), "socket")
+    rank.agreement.request(WindowRequest(steps=1, run_id="again"), "socket")
     go_on(ranks, lambda: first.outcomes, 1)
     end_in_calm(ranks)
     for each in ranks:
@@ -255,7 +255,7 @@ def test_a_run_is_joined_after_a_sign_of_life(tmp_path: Path) -> None:
     rank.agreement.turn()
     assert rank.agreement.directory == run and rank.outcomes[0].first == 3
     for trigger in ("socket", "file"):
-        rank.agreement.ask(WindowRequest(steps=1, run_id=trigger), trigger)
+        rank.agreement.request(WindowRequest(steps=1, run_id=trigger), trigger)
     signs = itertools.count(2)
 
     def answered() -> bool:
@@ -273,14 +273,14 @@ def test_a_second_rank_0(tmp_path: Path) -> None:
         first.agreement.turn()
         run = first.agreement.directory
         assert run is not None
-        second.agreement.ask(WindowRequest(start_step=LONG, steps=1, run_id="second"), "file")
+        second.agreement.request(WindowRequest(start_step=LONG, steps=1, run_id="second"), "file")
         go_on([first, second], lambda: second.outcomes)
         assert "another process is rank 0 of this job; set STEPSCOPE_JOB" in second.outcomes[0].reason
         go_on([second], lambda: second.agreement.directory)
         assert second.agreement.directory != run and not run.exists()
         while not any(first.outcomes):  # until the second one has been silent for long enough
             number = len(first.outcomes)
-            first.agreement.ask(WindowRequest(start_step=LONG, steps=1, run_id=f"first-{number}"), "file")
+            first.agreement.request(WindowRequest(start_step=LONG, steps=1, run_id=f"first-{number}"), "file")
             go_on([first], lambda: len(first.outcomes) > number)  # noqa: B023
         assert first.agreement.directory not in (run, second.agreement.directory)
 
@@ -296,10 +296,10 @@ def test_a_directory_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch) -> 
         for rank in ranks:
             with monkeypatch.context() as patch:
                 patch.setattr(job_directory, "create_once", fails)
-                rank.agreement.ask(WindowRequest(start_step=3000, steps=1, run_id="no"), "socket")
+                rank.agreement.request(WindowRequest(start_step=3000, steps=1, run_id="no"), "socket")
                 go_on(ranks, lambda: rank.outcomes)  # noqa: B023
             assert os.strerror(errno.ENOSPC) in rank.outcomes[0].reason
-        ranks[0].agreement.ask(WindowRequest(start_step=3000, steps=1, run_id="yes"), "socket")
+        ranks[0].agreement.request(WindowRequest(start_step=3000, steps=1, run_id="yes"), "socket")
         finish(ranks, 2, 50)
     assert ranks[0].windows == ranks[1].windows == [("yes", (3000,))]
 
@@ -309,7 +309,7 @@ def test_a_directory_that_is_still_to_be_made_is_waited_for(tmp_path: Path, capl
     place = tmp_path / "new"
     ranks = [Rank(place, number, 2) for number in range(2)]
     assert not place.exists() or not list(place.glob(".stepscope-*"))
-    ranks[1].agreement.ask(WindowRequest(start_step=50, steps=1, run_id="early"), "socket")
+    ranks[1].agreement.request(WindowRequest(start_step=50, steps=1, run_id="early"), "socket")
     ranks[1].agreement.turn()
     assert (ranks[1].agreement.trouble, ranks[1].outcomes, caplog.records) == ("", [], [])
     finish(ranks, 1)
@@ -338,10 +338,10 @@ def test_forged_files_are_passed_over(tmp_path: Path) -> None:
         (run / "request-key.json").write_bytes(b'{"trigger": 1}')
         (run / "request-two.json").symlink_to(elsewhere)
         (run / "unable-6-1.json").write_bytes(b"[]")
-        ranks[0].agreement.ask(WindowRequest(start_step=9000, steps=1, run_id="good"), "file")
+        ranks[0].agreement.request(WindowRequest(start_step=9000, steps=1, run_id="good"), "file")
         go_on(ranks, lambda: any(answer.first == 9000 for answer in ranks[1].outcomes))
         (run.parent / "current.json").write_bytes(b'{"run": "run-/../.."}')
-        ranks[0].agreement.ask(WindowRequest(start_step=9005, steps=1, run_id="after"), "file")
+        ranks[0].agreement.request(WindowRequest(start_step=9005, steps=1, run_id="after"), "file")
         go_on(ranks, lambda: any(answer.first == 9005 for answer in ranks[1].outcomes))
         finish(ranks, 2, 100)
     assert ranks[0].windows == ranks[1].windows == [("good", (9000,)), ("after", (9005,))]

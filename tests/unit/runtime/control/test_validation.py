@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import stepscope as sc
-import stepscope.torch as door
+import stepscope.torch as torch_replacement
 from stepscope import mxnet
 from stepscope.collector.settings import CollectorSettings
 from stepscope.compat.frameworks.loop_settings import LoopSettings
@@ -106,7 +106,10 @@ def wrong(**arguments: Any) -> dict[str, Any]:
         (partial(sc.trace, **wrong(fixed=[5])), "fixed must have a str each, got int: 5"),
         (partial(sc.trace, **wrong(start=math.nan)), "start must be True or False, got float: nan"),
         (partial(sc.trace, **wrong(backends=b"x")), "backends must be a list, got bytes: b'x'; write backends="),
-        (partial(door.profile, **wrong(activities=5)), "activities must be a list, got int: 5; write activities="),
+        (
+            partial(torch_replacement.profile, **wrong(activities=5)),
+            "activities must be a list, got int: 5; write activities=",
+        ),
         (lambda: mxnet.set_config(backends=5), "set_config(): backends must be a list, got int: 5; write backends="),
         (lambda: mxnet.set_config(filename=None), "set_config(): filename must be a str, got NoneType: None"),
         (
@@ -116,7 +119,7 @@ def wrong(**arguments: Any) -> dict[str, Any]:
     ],
 )
 def test_arguments_of_a_wrong_type(call: Any, begin: str) -> None:
-    """Every door refuses them in the same form: the name, what it must be, the value, and what to write."""
+    """Every function refuses them in the same form: the name, what it must be, the value, and what to write."""
     with pytest.raises((TypeError, ValueError)) as caught:
         call()
     assert str(caught.value).startswith(begin)

@@ -255,8 +255,8 @@ def test_arguments_larger_than_a_ring() -> None:
         """
         with span("large", **{f"key {number}": "x" * 4000 for number in range(4)}):
             pass
-        log.take()
-        tell([[row.name, row.arguments] for row in log.rows] + [_core.counts()["arguments_cut"]])
+        log.drain()
+        print_json([[row.name, row.arguments] for row in log.rows] + [_core.counts()["arguments_cut"]])
         """,
         options="ring_slots=64, ring_bytes=4096",
     )

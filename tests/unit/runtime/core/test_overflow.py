@@ -18,7 +18,7 @@ def burst(name, category, count):
         with span(name, category=category):
             pass
 def recorded():
-    log.take()
+    log.drain()
     names = [row.name for row in log.spans]
     return {name: names.count(name) for name in dict.fromkeys(names)}
 def lost():
@@ -39,7 +39,7 @@ def test_bursts_go_on_to_further_rings() -> None:
         burst("op", "cpu_op", 600)
         other = threading.Thread(target=burst, args=("mine", "user_annotation", 2000))
         other.start(); other.join()
-        tell([recorded(), lost(), recorder.statistics().rings])
+        print_json([recorded(), lost(), recorder.statistics().rings])
         """,
         options="ring_slots=64, ring_bytes=16 * 4096",
     )
@@ -58,7 +58,7 @@ def test_step_marks_have_room_when_nothing_else_has(policy: str) -> None:
         for _ in range(60):
             burst("mine", "user_annotation", 10)
             counter.step()
-        tell([recorded(), [row.step for row in log.of(Kind.STEP)], lost()])
+        print_json([recorded(), [row.step for row in log.of(Kind.STEP)], lost()])
         """,
         options=f"{TINY}, overflow={policy!r}, block_seconds=0.001",
     )
@@ -71,7 +71,7 @@ from tests.support.native import Native
 native, done = Native(), threading.Event()
 def consume():
     while not done.is_set():
-        log.take()
+        log.drain()
         time.sleep(PAUSE_S)
 def texts(letter):
     for number in range(3000):
@@ -85,7 +85,7 @@ for thread in threads: thread.start()
 for thread in threads: thread.join()
 done.set(); consumer.join()
 texts = [set(row.arguments["text"]) for row in log.spans if row.name == "text"]
-tell([recorded(), lost(), len({row.id for row in log.spans}), all(text in ({"a"}, {"b"}) for text in texts)])
+print_json([recorded(), lost(), len({row.id for row in log.spans}), all(text in ({"a"}, {"b"}) for text in texts)])
 """
 
 
@@ -124,8 +124,8 @@ def test_blocking_ends_where_nobody_drains() -> None:
                 worker.task_done()
         threading.Thread(target=serve, daemon=True).start()
         first, again = timed(1000), timed(1000)
-        log.take()
-        tell([first, again, timed(1000), recorded(), lost()])
+        log.drain()
+        print_json([first, again, timed(1000), recorded(), lost()])
         os._exit(0)
         """,
         options=f"{TINY}, overflow='block', block_seconds=0.3",
@@ -138,10 +138,10 @@ def test_the_consumer_does_not_wait_for_itself() -> None:
     """Events of the loop's own thread are dropped at once when its ring is full."""
     ((seconds, counts, missing),) = run_program(
         """
-        log.take()
+        log.drain()
         began = time.monotonic()
         burst("mine", "user_annotation", 500)
-        tell([time.monotonic() - began, recorded(), lost()])
+        print_json([time.monotonic() - began, recorded(), lost()])
         """,
         options=f"{TINY}, overflow='block', block_seconds=50",
     )
@@ -177,7 +177,7 @@ def test_signals_and_forks_pass_while_a_thread_waits() -> None:
             pass
         waits.append(time.monotonic() - began)
         other.join()
-        tell([len(handled), child, waits, recorded(), lost()])
+        print_json([len(handled), child, waits, recorded(), lost()])
         """,
         options=f"{TINY}, overflow='block', block_seconds=0.5",
     )
@@ -196,7 +196,7 @@ def test_the_process_ends_while_a_thread_waits(end: str) -> None:
         threading.Thread(target=burst, args=("mine", "user_annotation", 10_000), daemon=True).start()
         time.sleep(0.2)
         {end}
-        tell(True)
+        print_json(True)
         """,
         options=f"{TINY}, overflow='block', block_seconds=60",
     )
@@ -224,7 +224,7 @@ def test_a_thread_without_a_ring_is_accounted_for() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
         counts = recorded()
         now = recorder.statistics()
-        tell([counts, lost(), [now.produced, now.drained, now.dropped, now.waiting], now.cut["rings_failed"]])
+        print_json([counts, lost(), [now.produced, now.drained, now.dropped, now.waiting], now.cut["rings_failed"]])
         """,
         options="ring_slots=1 << 24, ring_bytes=1 << 32, memory_bytes=1 << 34",
     )

@@ -51,7 +51,7 @@ def after_watching(body: Callable[[], Any]) -> None:
     asyncio.run(main())
 
 
-def test_the_parent_is_what_was_open_when_the_task_was_made() -> None:
+def test_the_parent_of_a_task_is_the_span_in_which_it_was_made() -> None:
     """Also if that has ended when the task records for the first time, and if it is another span by then."""
 
     async def body() -> None:

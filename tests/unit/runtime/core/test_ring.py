@@ -61,10 +61,10 @@ def test_a_thread_goes_on_in_another_ring() -> None:
             instant("number", position=number) if number % 1000 == 0 else instant("number")
         with span("after"):
             pass
-        log.take()
+        log.drain()
         times = [row.ts for row in log.rows]
         positions = [row.arguments["position"] for row in log.rows if row.arguments]
-        tell([len(log.rows), positions, times == sorted(times), len({row.track for row in log.rows})])
+        print_json([len(log.rows), positions, times == sorted(times), len({row.track for row in log.rows})])
         """,
         options="ring_slots=1024",
     )
@@ -85,7 +85,7 @@ def test_rings_of_ended_threads_are_used_again() -> None:
             one.start()
             one.join()
             if number % 10 == 0:
-                log.take()
+                log.drain()
     assert sorted(numbers(log.rows)) == list(range(1000))
     assert len({row.track for row in log.rows}) == 1000
     assert source.statistics().rings <= rings + 15
@@ -98,10 +98,10 @@ def test_a_full_ring_drops_by_policy(policy: str) -> None:
         """
         for number in range(1000):
             instant("number", number=number)
-        log.take()
-        kept = [row.arguments["number"] for row in log.of(Kind.INSTANT)]
+        log.drain()
+        received = [row.arguments["number"] for row in log.of(Kind.INSTANT)]
         now = recorder.statistics()
-        tell([kept, [[row.name, row.id] for row in log.of(Kind.GAP)], [now.produced, now.drained, now.dropped]])
+        print_json([received, [[row.name, row.id] for row in log.of(Kind.GAP)], [now.produced, now.drained, now.dropped]])
         """,
         options=f"{ONE_SMALL_RING}, overflow={policy!r}",
     )
@@ -125,13 +125,13 @@ def test_accounts_are_exact_for_any_burst(policy: str) -> None:
                 made += 1
                 with span("x", **{"text": "x" * chance.choice([0, 1, 50, 54, 55, 300, 3000])} if chance.random() < 0.5 else {}):
                     pass
-            log.take()
+            log.drain()
             seen = len(log.spans)
             dropped = sum(row.id for row in log.of(Kind.GAP))
             assert made == seen + dropped, (made, seen, dropped)
             assert all(gap.ts <= gap.end <= _core.now() for gap in log.of(Kind.GAP))
         assert all(set(row.arguments.get("text", "")) <= {"x"} for row in log.spans)
-        tell([dropped > 0, recorder.statistics().dropped == dropped, recorder.statistics().drained == seen])
+        print_json([dropped > 0, recorder.statistics().dropped == dropped, recorder.statistics().drained == seen])
         """,
         options=f"{ONE_SMALL_RING}, overflow={policy!r}",
     )

@@ -170,6 +170,6 @@ def test_reading_while_native_threads_push_and_pop() -> None:
         now = _core.now()
         wrong = [row for row in spans if row["id"] == 0 or not 0 < row["ts"] <= now or not row["track"]]
         names = {_core.text(row["name"]) for row in spans} | {_core.text(row["category"]) for row in spans}
-        tell([len(spans) > 0, len(wrong), sorted(names)])
+        print_json([len(spans) > 0, len(wrong), sorted(names)])
     """)
     assert outcome == [True, 0, ["aten::add", "cpu_op"]]

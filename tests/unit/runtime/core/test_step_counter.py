@@ -93,7 +93,7 @@ def test_without_a_session() -> None:
         steps.next_change, steps.live = 1 << 60, True
         for _ in range(5):
             steps.step()
-        tell([steps.number, steps._mark(0)[1:], _core.drain(1024, 1 << 62)[0].hex()])
+        print_json([steps.number, steps._mark(0)[1:], _core.drain(1024, 1 << 62)[0].hex()])
         os._exit(0)
         """
     )

@@ -38,7 +38,7 @@ def room_for(number: int) -> tuple[bytearray, int]:
 
 
 @pytest.mark.parametrize("number", [0, 1, 63, 64, 65, 2000])
-def test_columns_have_what_the_events_have(number: int) -> None:
+def test_columns_have_the_values_of_the_events(number: int) -> None:
     """Each field of each event of several blocks, and a bit for each that says whether it applies."""
     tracks.read(tracks.TrackKind.THREAD, 7, 8, "first", 0)
     events = any_events(number)

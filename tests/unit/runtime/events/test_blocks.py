@@ -166,7 +166,7 @@ def test_events_get_their_steps(rows: list[tuple[Any, ...]], begins: list[int]) 
 
 
 @given(st.lists(ROW, max_size=40), st.integers(0, 9))
-def test_where_arguments_are(rows: list[tuple[Any, ...]], before: int) -> None:
+def test_the_range_of_arguments_in_a_heap(rows: list[tuple[Any, ...]], before: int) -> None:
     """From the first to the last byte of those in the heap; a copy is moved to the heap's new begin, the block itself is not."""
     block = block_of(rows)
     block["args_at"] = before + np.cumsum([0, *block["args_len"]])[:-1]

@@ -124,8 +124,8 @@ def test_too_many_names_share_one_and_too_many_categories_are_none() -> None:
         for number in range(1100):
             with span("x", category=f"category {number}"):
                 pass
-        log.take()
-        tell([log.rows[-1].category, 70 < _core.counts()["categories_full"] < 110])
+        log.drain()
+        print_json([log.rows[-1].category, 70 < _core.counts()["categories_full"] < 110])
         log.rows.clear()
         instant("first")
         before = _core.counts()["strings_full"]
@@ -136,11 +136,11 @@ def test_too_many_names_share_one_and_too_many_categories_are_none() -> None:
             with span(f"new {number}", **{f"key {number}": 1.5}):
                 instant(f"new {number}")
         counted = _core.counts()["strings_full"] - full
-        log.take()
-        tell(sorted({row.name for row in log.rows}))
-        tell(log.spans[0].arguments)
-        tell([_core.text(_core.intern("name 17")), before])
-        tell([full > 0, counted])
+        log.drain()
+        print_json(sorted({row.name for row in log.rows}))
+        print_json(log.spans[0].arguments)
+        print_json([_core.text(_core.intern("name 17")), before])
+        print_json([full > 0, counted])
     """)
     assert categories == ["", True]
     assert names == ["(too many names)", "first"] and arguments == {"(too many names)": 1.5}

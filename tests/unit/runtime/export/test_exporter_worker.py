@@ -91,7 +91,7 @@ async def test_a_cancellation_that_the_exporter_made_up_is_its_error(tmp_path: P
     assert ledger_of(worker).exported == 10
 
 
-async def test_one_that_blocks_its_thread_costs_only_its_own_output(tmp_path: Path) -> None:
+async def test_an_exporter_that_blocks_its_thread_costs_only_its_own_output(tmp_path: Path) -> None:
     """On threads of their own, the other gets everything; the abandoned one is counted once, whatever it does later."""
     bad, good = MemoryExporter(block_in="export"), MemoryExporter()
     workers = [ExporterWorker(exporter, run_facts(tmp_path), 1 << 20) for exporter in (bad, good)]
@@ -114,7 +114,7 @@ async def test_one_that_blocks_its_thread_costs_only_its_own_output(tmp_path: Pa
     assert ledger_of(workers[0]).dropped == {"closed": 20} and ledger_of(workers[0]).exported == 0
 
 
-async def test_one_that_is_cancelled_may_still_close_its_output(tmp_path: Path) -> None:
+async def test_a_cancelled_exporter_may_still_close_its_output(tmp_path: Path) -> None:
     """A hanging export is cancelled at the deadline, and `aclose` is called after it; its time counts while it lasts."""
     exporter = MemoryExporter(hang_in="export")
     worker = ExporterWorker(exporter, run_facts(tmp_path), 1 << 20)
@@ -178,7 +178,7 @@ class EndsEarly(MemoryExporter):
 
 @pytest.mark.parametrize("error", [None, RuntimeError("not now")])
 @pytest.mark.parametrize("when", ["at once", "inside"])
-async def test_one_that_gets_the_end_need_not_be_cancelled(error: Exception | None, when: str, tmp_path: Path) -> None:
+async def test_an_exporter_that_ends_early_is_not_cancelled(error: Exception | None, when: str, tmp_path: Path) -> None:
     """Its own thread gets the end, while its `export` awaits or before; an exception then is stored, and costs no event."""
     exporter = EndsEarly(error)
     assert isinstance(exporter, SupportsEarlyClose) and not isinstance(MemoryExporter(), SupportsEarlyClose)
@@ -195,7 +195,7 @@ async def test_one_that_gets_the_end_need_not_be_cancelled(error: Exception | No
     assert [str(each) for each in worker.raised.errors] == ([str(error)] if error else [])
 
 
-async def test_one_that_closes_no_window_does_not_get_more_and_more(tmp_path: Path) -> None:
+async def test_windows_for_an_exporter_that_closes_none_are_bounded(tmp_path: Path) -> None:
     """Windows are left out whole, and counted."""
     exporter = MemoryExporter(hang_in="close_window")
     surplus = MAX_WINDOWS + 10
@@ -248,7 +248,7 @@ async def test_an_exporter_that_counts_only_needs_no_room(tmp_path: Path) -> Non
     assert (ledger.offered, ledger.exported, ledger.dropped) == (500, 500, {})
 
 
-async def test_one_that_hangs_is_waited_for_once(tmp_path: Path) -> None:
+async def test_the_queue_waits_once_for_an_exporter_that_hangs(tmp_path: Path) -> None:
     """With a queue that drops the oldest, each large batch finds it empty; nobody waits for it again."""
     exporter = MemoryExporter(hang_in="export")
     worker = ExporterWorker(exporter, run_facts(tmp_path), 1000, drop_oldest=True)
@@ -391,7 +391,7 @@ async def ended_late(exporter: Keeper, path: Path) -> ExporterWorker:
     return worker
 
 
-async def test_one_that_keeps_what_it_cannot_send_has_ended_in_order(
+async def test_an_exporter_that_stores_unsent_events_ends_without_an_error(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Though it was cancelled: it is no error, and stored events count as exported and are reported."""
@@ -406,7 +406,7 @@ async def test_one_that_keeps_what_it_cannot_send_has_ended_in_order(
     assert remedy(stats.unsent_files).endswith("with: send some/where") and remedy(None) == ""
 
 
-async def test_one_that_cannot_keep_it_says_itself_what_is_wrong(tmp_path: Path) -> None:
+async def test_an_exporter_that_cannot_store_unsent_events_has_one_error(tmp_path: Path) -> None:
     """There is one error then: not that of the deadline as well."""
     worker = await ended_late(Keeper(OSError("the disk is full")), tmp_path)
     assert [str(error) for error in worker.raised.errors] == ["the disk is full"]

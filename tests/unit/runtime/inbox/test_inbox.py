@@ -216,7 +216,7 @@ def total(limits: MemoryLimits, exporters: int) -> int:
         Options(ring_bytes=4096, inbox_bytes=1, queue_bytes=1),
     ],
 )
-def test_all_together_fit(options: Options, exporters: int) -> None:
+def test_the_limits_of_all_parts_fit_into_the_memory(options: Options, exporters: int) -> None:
     """All parts fit for any options, and each has room."""
     limits = memory_limits(options, exporters)
     assert total(limits, exporters) <= options.memory_bytes
@@ -232,7 +232,7 @@ def test_shares_without_settings() -> None:
     assert limits.worker_ring_bytes == 64 * MIB and total(limits, 1) == 256 * MIB
 
 
-def test_too_much_is_refused_with_what_is_needed() -> None:
+def test_too_little_memory_is_refused_with_the_needed_size() -> None:
     """The message has the sum, and the setting that it advises is accepted."""
     options = Options(ring_bytes=100 * MIB, queue_bytes=20 * MIB)
     with refused(ValueError, "Options.memory_bytes", "memory_bytes=269 << 20"):

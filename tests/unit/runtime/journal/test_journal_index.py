@@ -297,7 +297,7 @@ def test_recovery_goes_on_from_an_index(tmp_path_factory: pytest.TempPathFactory
     assert found[0] == found[1]
 
 
-def test_recovery_does_not_read_what_an_index_has(tmp_path: Path) -> None:
+def test_recovery_does_not_read_frames_before_the_index(tmp_path: Path) -> None:
     """Events before it are not decoded: damage to their frames does not matter."""
     writer = JournalWriter(tmp_path / "journal")
     writer.open(run_in(tmp_path))

@@ -22,7 +22,7 @@ from tests.support.launch import run_to_end
 from tests.support.messages import refused
 
 
-async def ended(thread: LoopThread) -> None:
+async def wait_for_end(thread: LoopThread) -> None:
     """Waits for the end of a thread."""
     with anyio.fail_after(30):
         await thread.change.wait_for(lambda: thread.ended)
@@ -44,7 +44,7 @@ async def test_work_can_be_cancelled(early: bool) -> None:
     if not early:
         await anyio.to_thread.run_sync(begun.wait)
     thread.cancel()
-    await ended(thread)
+    await wait_for_end(thread)
     thread.cancel()
     assert seen == ["cancelled"] or early
 
@@ -56,7 +56,7 @@ async def test_exceptions_of_work_are_reported() -> None:
     async def work() -> None:
         raise OSError("no")
 
-    await ended(LoopThread("mine", work, seen.append))
+    await wait_for_end(LoopThread("mine", work, seen.append))
     assert [str(error) for error in seen] == ["no"]
 
 
@@ -90,7 +90,7 @@ async def test_worker_threads_of_anyio_belong_to_their_loop() -> None:
     async def work() -> None:
         await anyio.to_thread.run_sync(look)
 
-    await ended(LoopThread("mine", work, print))
+    await wait_for_end(LoopThread("mine", work, print))
     await work()
     assert [own for _, own in found] == [True, False]
     assert not found[0][0].name.startswith("stepscope")

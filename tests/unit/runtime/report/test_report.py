@@ -33,7 +33,7 @@ def test_every_line_of_a_report_is_explained(output_dir: Path) -> None:
     assert titles | could_be <= explained
 
 
-def test_the_report_says_what_cost_and_overhead_measure(output_dir: Path) -> None:
+def test_the_report_explains_cost_and_overhead(output_dir: Path) -> None:
     """One is time of single threads that passed, the other processor time of all of them: they are not to be added up."""
     with sc.trace(output_dir=output_dir) as profiler:
         time.sleep(1.1)  # a shorter run is not judged
@@ -79,7 +79,7 @@ def test_a_set_clock_is_reported_without_being_asked_for(output_dir: Path) -> No
     assert "the wall clock was set" in str(msgspec.structs.replace(report, anchor_now=was_set))
 
 
-def test_an_empty_window_names_what_could_record(output_dir: Path) -> None:
+def test_an_empty_window_names_ways_to_record(output_dir: Path) -> None:
     """A program that uses torch learns of its backend."""
     with sc.trace(output_dir=output_dir) as profiler:
         profiler.step()

@@ -72,7 +72,7 @@ async def test_tasks_that_run_after_closing_are_cancelled() -> None:
     assert ended == [asyncio.CancelledError]
 
 
-async def test_one_that_blocks_has_a_moment_to_close_later() -> None:
+async def test_a_backend_that_blocks_may_close_later() -> None:
     """It is named meanwhile, and what waits for it is counted."""
     mine, free, closed = worker(), threading.Event(), threading.Event()
     mine.call(lambda: free.wait(60))

@@ -12,7 +12,7 @@ from stepscope.runtime.threads.one_shot import OneShot
 from tests.support.interrupting import interrupting
 
 
-def test_it_is_set_once() -> None:
+def test_a_promise_is_set_once() -> None:
     """To a value, or to an error, which every later call returns or raises; until then a wait with a timeout ends without it."""
     promise, failed = OneShot[int](), OneShot[int]()
     assert not promise.wait(0.01) and not promise.done

@@ -218,7 +218,7 @@ def test_spans_of_other_tasks_count_while_these_run() -> None:
         assert found[:, Phase.SUSPENDED].tolist() == [600, 0, 0]
 
 
-def test_signals_are_what_was_added_during_the_step() -> None:
+def test_signals_of_a_step_are_differences_of_its_readings() -> None:
     """Memory is what there was at its end; what was not read is NaN."""
     block: Any = empty_block(4)
     block["kind"], block["category"], block["ts"] = Kind.COUNTER, strings.category(SIGNAL), [0, 0, STEP_NS, STEP_NS]
@@ -250,7 +250,7 @@ def test_devices_are_counted_apart(name: str, category: str, kind: Device) -> No
 @given(
     st.lists(st.tuples(st.integers(0, 100), st.integers(1, 30)), max_size=20), st.lists(st.integers(0, 150), max_size=5)
 )
-def test_unions_and_what_they_cover(intervals: list[tuple[int, int]], at: list[int]) -> None:
+def test_unions_of_intervals_and_their_length_before_a_time(intervals: list[tuple[int, int]], at: list[int]) -> None:
     """Against sets of numbers."""
     begin, end = union(
         *(np.array(each, np.int64) for each in zip(*[(a, a + b) for a, b in intervals], strict=True))

@@ -269,7 +269,7 @@ def test_a_long_run_takes_no_more_memory() -> None:
         assert abs(value - wanted) <= wanted / 100
 
 
-def test_the_slowest_step_says_what_was_different() -> None:
+def test_the_slowest_step_names_the_part_with_the_excess() -> None:
     """By the part with most of the excess."""
     facts = steps(*[1000] * 20, data=600)
     facts["end"][10] += 5000

@@ -73,7 +73,7 @@ def recorded() -> Summary:
     return Summary.of(aggregates)
 
 
-def test_rows_hold_what_was_recorded() -> None:
+def test_rows_have_the_recorded_statistics() -> None:
     """Names instead of ids, the mean, and the largest self time first."""
     summary = recorded()
     assert [(row.name, row.category, row.count) for row in summary.rows] == [("mul", "cpu_op", 3), ("add", "cpu_op", 1)]

@@ -304,7 +304,7 @@ def test_any_bytes(block: bytes) -> None:
     ],
 )
 @pytest.mark.checklist("A24", "A25", "F1")
-def test_what_is_no_configuration(content: bytes, facts: list[str]) -> None:
+def test_text_that_is_no_configuration_is_refused(content: bytes, facts: list[str]) -> None:
     """Text that is no JSON object is refused, with the place."""
     with refused(ControlError, *facts):
         DynamicProfilerArgs.from_json(content)

@@ -89,7 +89,7 @@ def test_arguments(job: Job, caplog: pytest.LogCaptureFixture, monkeypatch: pyte
 
 
 @pytest.mark.checklist("A27", "A28", "A31", "A32", "B18")
-def test_one_step(job: Job, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_window_of_one_step(job: Job, caplog: pytest.LogCaptureFixture) -> None:
     """start = stop = 10 records exactly one step, under a name that says so; log and trace tell of it, with the same facts."""
     with caplog.at_level(logging.INFO, "stepscope"):
         monitor = job.monitor()
@@ -108,8 +108,8 @@ def test_one_step(job: Job, caplog: pytest.LogCaptureFixture) -> None:
         "[Dynamic Profiler] rank 0: start at step 10, will stop at step 10",
         "[Dynamic Profiler] rank 0: stop at step 10",
     ]
-    told = [vars(record)["stepscope"] for record in caplog.records if "stepscope" in vars(record)]
-    assert told == [{"event": event, "rank": 0, "first": 10, "last": 10} for event in ("start", "stop")]
+    logged = [vars(record)["stepscope"] for record in caplog.records if "stepscope" in vars(record)]
+    assert logged == [{"event": event, "rank": 0, "first": 10, "last": 10} for event in ("start", "stop")]
     traced = [event for event in output.events(directory) if event["name"].startswith("dynamic profiler: ")]
     assert {event["name"]: (event["args"]["first"], event["args"]["last"]) for event in traced} == {
         "dynamic profiler: start": (10, 10),
@@ -121,7 +121,7 @@ def test_one_step(job: Job, caplog: pytest.LogCaptureFixture) -> None:
 
 
 @pytest.mark.checklist("A16", "A5", "B17")
-def test_where_the_file_says(job: Job) -> None:
+def test_the_file_overrides_the_directory_and_the_mode(job: Job) -> None:
     """`prof_path` takes the place of `output_path`, and `analyse` that of `analyse_mode`, as in MindSpore's own file."""
     monitor = job.monitor()
     elsewhere = job.path / "elsewhere"
@@ -137,7 +137,7 @@ def test_where_the_file_says(job: Job) -> None:
 
 @pytest.mark.checklist("A35", "A36", "A39")
 @pytest.mark.parametrize("position", ["end", "begin"])
-def test_the_step_form_records_what_it_says(job: Job, position: str) -> None:
+def test_the_step_form_records_the_steps_of_its_file(job: Job, position: str) -> None:
     """Called at the end of the body or at its begin, and from the first step on: the steps are those of the file."""
     job.write(start_step=1, stop_step=2)
     monitor = job.monitor(step_position=position)
@@ -155,7 +155,7 @@ def test_the_step_form_records_what_it_says(job: Job, position: str) -> None:
 
 
 @pytest.mark.checklist("A29", "A38", "A40", "F3")
-def test_what_cannot_be_followed(job: Job, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_contradictory_configuration_is_reported_once(job: Job, caplog: pytest.LogCaptureFixture) -> None:
     """It is reported once for each configuration, in the log and next to the file, and nothing raises into training, unless that
     is asked for."""
     monitor = job.monitor()
@@ -258,7 +258,7 @@ def test_a_bad_file(job: Job, caplog: pytest.LogCaptureFixture) -> None:
 
 
 @pytest.mark.checklist("A20", "A21", "F9")
-def test_nothing_is_shared(job: Job) -> None:
+def test_monitors_of_one_host_share_no_memory_and_no_process(job: Job) -> None:
     """Two monitors of one host read the same file by a thread of the process; there is neither process nor memory of
     theirs, unrelated jobs see nothing of each other, and nothing is left."""
     before = mapped(), children(os.getpid())

@@ -1,4 +1,4 @@
-"""Records by every front door that has a default place for its output. Nothing may raise."""
+"""Records with every replacement that has a default directory for its output. Nothing may raise."""
 
 import logging
 import os

@@ -96,8 +96,8 @@ def test_the_first_event_of_a_thread_in_a_handler() -> None:
             with span("main"):
                 pass
         signal.setitimer(signal.ITIMER_REAL, 0)
-        log.take()
-        tell([len(log.spans), len({row.track for row in log.rows}), recorder.statistics().rings])
+        log.drain()
+        print_json([len(log.spans), len({row.track for row in log.rows}), recorder.statistics().rings])
     """)
     assert result == [2000, 1, 1]
 

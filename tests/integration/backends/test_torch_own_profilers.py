@@ -17,7 +17,7 @@ from tests.support.operators import environment
 
 pytestmark = pytest.mark.needs("torch")
 
-PROGRAM = ROOT / "tests" / "support" / "programs" / "torch_slot.py"
+PROGRAM = ROOT / "tests" / "support" / "programs" / "torch_own_profilers.py"
 REGIONS = PROGRAM.with_name("torch_regions.py")
 AROUND = {"sin": 1, "cos": 1}
 

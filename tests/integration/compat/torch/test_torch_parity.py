@@ -55,7 +55,7 @@ def answers(prof: Any) -> dict[str, Any]:
     """Answers that are to be the same, Python functions left out: each profiler has some of its own."""
     events = prof.events()
     frames = {event.name for event in events if event.is_python_function}
-    kept = [event for event in events if event.name not in frames]
+    other_events = [event for event in events if event.name not in frames]
     averages = [row for row in prof.key_averages() if row.key not in frames]
     return {
         "averages": {
@@ -85,7 +85,7 @@ def answers(prof: Any) -> dict[str, Any]:
                 event.cpu_memory_usage,
                 "" if event.cpu_parent is None or event.cpu_parent.name in frames else event.cpu_parent.name,
             )
-            for event in kept
+            for event in other_events
         ),
         "columns": prof.key_averages().table().splitlines()[1].split(),
     }

@@ -18,7 +18,7 @@ import pytest
 import stepscope
 from stepscope import mxnet
 from tests.support import nvml, nvtx_receiver
-from tests.support.arming import SOCKET, arm_here, say_in_environment
+from tests.support.arming import SOCKET, arm_here, set_options_in_environment
 from tests.support.basics import require
 from tests.support.launch import run_to_end
 from tests.support.messages import check_messages, refused
@@ -141,7 +141,7 @@ def test_it_starts_by_the_environment(here: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("variables", "said", "recorded"),
+    ("variables", "message", "recorded"),
     [
         ({"AUTOSTART": "0"}, "", False),
         ({"AUTOSTART": "yes"}, "AUTOSTART must be True or False, got str: 'yes'; 0 is taken", False),
@@ -158,47 +158,47 @@ def test_it_starts_by_the_environment(here: Path) -> None:
     ],
 )
 def test_a_variable_that_cannot_be_followed(
-    here: Path, variables: Mapping[str, str], said: str, recorded: bool
+    here: Path, variables: Mapping[str, str], message: str, recorded: bool
 ) -> None:
     """It is named with its value, and the program goes on."""
     program = "from stepscope import mxnet\nwith mxnet.Event('auto'): pass\nprint('went on')"
     environment = {f"MXNET_PROFILER_{name}": value for name, value in variables.items()}
     ended = run(program, here, errors=True, **environment)
-    assert ended.partition("went on\n")[1] and ended.count("MXNET_PROFILER_") == bool(said)
-    assert f"MXNET_PROFILER_{said}" in ended if said else True
+    assert ended.partition("went on\n")[1] and ended.count("MXNET_PROFILER_") == bool(message)
+    assert f"MXNET_PROFILER_{message}" in ended if message else True
     assert Path("profile.json").exists() is recorded
 
 
-class Told:
+class Tool:
     """Another tool, which stores each call."""
 
     def __init__(self, fails: bool = False) -> None:
-        self.told: list[Any] = []
+        self.calls: list[Any] = []
         self.fails = fails
 
     def start(self, name: str, category: str) -> object:
         if self.fails:
             raise ValueError("no tool")
-        self.told.append((name, category))
+        self.calls.append((name, category))
         return name
 
     def stop(self, started: Any) -> None:
-        self.told.append(started)
+        self.calls.append(started)
 
     def mark(self, name: str, category: str) -> None:
-        self.told.append((name, category))
+        self.calls.append((name, category))
 
 
 @pytest.mark.checklist("E18")
 def test_objects_are_forwarded() -> None:
-    """To whoever is named; one that fails is asked no more, and costs nothing but itself."""
-    told = Told()
-    begin(forward=told)
+    """To the named tool; one that fails gets no more calls, and disturbs nothing else."""
+    tool = Tool()
+    begin(forward=tool)
     domain = mxnet.Domain("d")
     with domain.new_task("task"):
         domain.new_marker("mark").mark()
-    assert told.told == [("task", "d"), ("mark", "d,instant_marker"), "task"]
-    mxnet.set_config(forward=Told(fails=True), aggregate_stats=True, profile_memory=False)
+    assert tool.calls == [("task", "d"), ("mark", "d,instant_marker"), "task"]
+    mxnet.set_config(forward=Tool(fails=True), aggregate_stats=True, profile_memory=False)
     with domain.new_task("task"), domain.new_task("task"):
         pass
     assert statistics()["Time"]["d"]["task"]["Count"] == 3
@@ -230,11 +230,11 @@ def test_objects_are_forwarded_to_nvtx(here: Path) -> None:
     environment = nvtx_receiver.build(here)
     path, log = environment["NVTX_INJECTION64_PATH"], environment["TEST_NVTX_LOG"]
     assert run(FORWARDED, here, NVTX_INJECTION64_PATH=path, TEST_NVTX_LOG=log) == "1\n"
-    told = nvtx_receiver.calls(environment)
-    starts = {call.range: (call.domain, call.message) for call in told if call.what == "start"}
+    calls = nvtx_receiver.calls(environment)
+    starts = {call.range: (call.domain, call.message) for call in calls if call.what == "start"}
     assert list(starts.values())[:4] == [("event", "event"), ("d", "task"), ("d,frame", "frame"), ("d,frame", "frame")]
-    assert [(call.domain, call.message) for call in told if call.what == "mark"] == [("d,instant_marker", "mark")]
-    ends = [call.range for call in told if call.what == "end"]
+    assert [(call.domain, call.message) for call in calls if call.what == "mark"] == [("d,instant_marker", "mark")]
+    ends = [call.range for call in calls if call.what == "end"]
     first, second, outer, inner = list(starts)[:4]
     assert ends[:4] == [second, first, inner, outer]
 
@@ -295,7 +295,7 @@ def test_memory_is_a_counter() -> None:
     assert len(values) >= row["Count"] and max(values) >= 1000 * row["Max"] * 0.999
 
 
-def test_what_cannot_be_recorded_is_reported(caplog: pytest.LogCaptureFixture) -> None:
+def test_kinds_of_events_without_a_source_are_reported(caplog: pytest.LogCaptureFixture) -> None:
     """Once, at the begin: as a warning if it was asked for by name; and in the trace."""
     mxnet.set_config(profile_imperative=True)
     mxnet.set_state("run")
@@ -308,8 +308,8 @@ def test_what_cannot_be_recorded_is_reported(caplog: pytest.LogCaptureFixture) -
     )
     assert record.message.endswith("set_config(backends=[stepscope.TorchBackend()])")
     mxnet.close()
-    (said,) = [event for event in load("profile.json") if event["name"] == "stepscope"]
-    kinds = {one["kind"]: one["recorded"] for one in said["args"]["metadata"]["capabilities"]}
+    (run_event,) = [event for event in load("profile.json") if event["name"] == "stepscope"]
+    kinds = {one["kind"]: one["recorded"] for one in run_event["args"]["metadata"]["capabilities"]}
     assert kinds == {"objects": True, "symbolic": False, "imperative": False, "api": False, "memory": True}
     caplog.clear()
     mxnet.set_config()
@@ -349,7 +349,7 @@ def tasks(path: Path) -> list[str]:
 @pytest.mark.checklist("B6")
 def test_the_environment_has_steps_recorded(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In place of the program's schedule; each recording of the process has a directory of its own where it says."""
-    say_in_environment(monkeypatch, window={"start_step": 2, "steps": 2}, output_dir=str(here / "said"))
+    set_options_in_environment(monkeypatch, window={"start_step": 2, "steps": 2}, output_dir=str(here / "said"))
     for name, place in (("one.json", here / "said"), ("two.json", here / "said" / "mxnet-2")):
         mxnet.set_config(filename=name, output_dir=str(here / "programs"))
         train(6)

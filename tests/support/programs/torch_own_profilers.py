@@ -1,4 +1,4 @@
-"""A program that uses profilers of torch itself while stepscope records: `torch_slot.py MODE DIRECTORY CASE...`.
+"""A program that uses profilers of torch itself while stepscope records: `torch_own_profilers.py MODE DIRECTORY CASE...`.
 
 Prints, for each case, a line of JSON: how often each operator is in stepscope's trace, and stepscope's report. Exits with an
 error if one of the program's own profilers does not see what it should.
@@ -37,7 +37,7 @@ def expect(profile: Any, name: str, count: int) -> None:
     assert seen.get(name, 0) == count, (name, count, seen)
 
 
-def ours(exporter: Any = None, **more: Any) -> sc.Profiler:
+def our_profiler(exporter: Any = None, **more: Any) -> sc.Profiler:
     exporter = memory if exporter is None else exporter
     where = DIRECTORY / str(id(exporter))
     return sc.trace(backends=[sc.TorchBackend(MODE)], exporters=[exporter], output_dir=where, **more)  # type: ignore[arg-type]
@@ -84,7 +84,7 @@ def refused() -> None:
 
 
 def around(work: Callable[[], None]) -> sc.Profiler:
-    with ours() as profiler:
+    with our_profiler() as profiler:
         op("sin")
         assert torch.autograd.profiler._is_profiler_enabled
         work()
@@ -96,7 +96,7 @@ def around(work: Callable[[], None]) -> sc.Profiler:
 def before() -> sc.Profiler:
     profile = own()
     profile.start()
-    with ours() as profiler:
+    with our_profiler() as profiler:
         op("sin")
         profile.stop()
         op("cos")
@@ -106,7 +106,7 @@ def before() -> sc.Profiler:
 
 def outlives() -> sc.Profiler:
     profile = own()
-    with ours(schedule=sc.schedule(wait=0, warmup=0, active=1, repeat=2)) as profiler:
+    with our_profiler(schedule=sc.schedule(wait=0, warmup=0, active=1, repeat=2)) as profiler:
         op("cos")
         profile.start()
         op("sin")
@@ -123,7 +123,7 @@ def two() -> sc.Profiler:
     inner = sc.exporters.MemoryExporter()
 
     def work() -> None:
-        with ours(inner) as profiler:
+        with our_profiler(inner) as profiler:
             op("exp")
             inside()
             op("exp")
@@ -160,7 +160,7 @@ def elsewhere(until: int) -> sc.Profiler:
     if until < 0:
         thread.start()
         started.wait(30)
-    with ours(schedule=sc.schedule(wait=0, warmup=0, active=1, repeat=3)) as profiler:
+    with our_profiler(schedule=sc.schedule(wait=0, warmup=0, active=1, repeat=3)) as profiler:
         for number in range(3):
             op("cos")
             if number == 0 and until >= 0:

@@ -79,7 +79,7 @@ def put(path: Path, at: int, value: int) -> None:
         file.write(struct.pack("<Q", value))
 
 
-def test_everything_is_there(member: Path, tmp_path: Path) -> None:
+def test_an_attached_session_has_all_events(member: Path, tmp_path: Path) -> None:
     """Names, tracks and arguments are this process's, and the accounts are even."""
     worker = attach(fresh(member, tmp_path))
     rows = [row for events, heap in worker.drain(LATER) for row in rows_of(events, heap)]
@@ -166,7 +166,7 @@ def test_files_that_are_no_rings(member: Path, tmp_path: Path) -> None:
         Worker(tmp_path / "link", read_identity(directory))
 
 
-def test_nobody_has_to_close_it(member: Path, tmp_path: Path) -> None:
+def test_an_attached_session_leaves_no_open_files(member: Path, tmp_path: Path) -> None:
     """Descriptors stay open no longer than they are read."""
     directory = fresh(member, tmp_path)
 

@@ -1,4 +1,4 @@
-"""Front doors for users of other profilers, and the profilers that they replace."""
+"""Drop-in replacements, and the profilers that they replace."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ Made = Callable[..., Any]
 @contextmanager
 def _ours() -> Generator[Made]:
     live_operators()
-    door = peer("stepscope.torch")
+    replacement = peer("stepscope.torch")
     with scratch() as directory:
 
         def make(**arguments: Any) -> Any:
-            return door.profile(
-                activities=[door.ProfilerActivity.CPU], output_dir=directory, mode="stream", **arguments
+            return replacement.profile(
+                activities=[replacement.ProfilerActivity.CPU], output_dir=directory, mode="stream", **arguments
             )
 
         yield make

@@ -21,7 +21,7 @@ import stepscope as sc
 from stepscope.compat.frameworks.loop import MAX_ERRORS, Loop, TracingCallback, stores_errors
 from stepscope.compat.frameworks.loop_settings import LoopArguments, LoopSettings
 from stepscope.runtime.events.record import Kind
-from tests.support.arming import SOCKET, arm_here, say_in_environment
+from tests.support.arming import SOCKET, arm_here, set_options_in_environment
 from tests.support.basics import ROOT
 from tests.support.frameworks import Runs, check_verdict, steps
 from tests.support.messages import check_messages, refused
@@ -180,8 +180,8 @@ def test_keep_last_records_always(tmp_path: Path) -> None:
     assert len(memory.windows) == 1 and memory.events(kind=Kind.SPAN).size
 
 
-def test_without_the_framework_the_door_says_what_to_install() -> None:
-    """Importing stepscope loads none of them; importing the front door says how to get it."""
+def test_a_callback_without_its_framework_names_the_package() -> None:
+    """Importing stepscope loads none of them; importing a callback says how to get its framework."""
     program = """
 import importlib, sys, stepscope
 for name in ("lightning", "transformers", "accelerate", "keras", "composer"):
@@ -251,13 +251,13 @@ def test_a_wrong_world_size_is_refused(wrong: Any) -> None:
 
 
 @pytest.mark.checklist("B6")
-def test_what_can_be_asked_for_replaces_only_the_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_windows_on_demand_replace_only_the_default_schedule(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the program or by the environment; a schedule in the arguments is followed as well."""
     cycle = sc.schedule(wait=1, warmup=0, active=1, repeat=1)
     recorded: list[list[tuple[int, ...]]] = []
     for chosen in ({"control": SOCKET}, {"control": SOCKET, "schedule": cycle}, {}, {"schedule": cycle}):
         if "control" not in chosen:
-            say_in_environment(monkeypatch, control={"socket": True})
+            set_options_in_environment(monkeypatch, control={"socket": True})
         memory = sc.exporters.MemoryExporter()
         loop = Loop(settings_of(tmp_path, exporters=[memory], **chosen), "x")
         loop.open("fit")

@@ -17,7 +17,7 @@ import stepscope as sc
 from stepscope.runtime.accounting.error_log import MAX_RETAINED, InternalErrors
 from stepscope.runtime.errors import InternalError
 from stepscope.runtime.events.record import Kind
-from tests.support.collecting import until
+from tests.support.collecting import wait_until
 from tests.support.flight_recording import QUIET
 
 ONES_OWN = (
@@ -126,7 +126,7 @@ def test_a_fault_while_it_records(function: str, tmp_path: Path, caplog: pytest.
             unlucky.pause()
             unlucky.resume()
             unlucky.save()
-            until(lambda: fault.came)
+            wait_until(lambda: fault.came)
             assert unlucky.flush() and other.flush()
             sc.instant("after")
     assert memory.names(kind=Kind.INSTANT) == ["before", "at", "after"]
@@ -178,7 +178,7 @@ def test_a_fault_when_the_deadline_has_passed(tmp_path: Path) -> None:
             assert other.flush()
             fault.armed = True
             unlucky.close()
-            until(closed)
+            wait_until(closed)
             assert fault.came
             sc.instant("after")
             assert other.flush()

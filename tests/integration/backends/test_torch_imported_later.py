@@ -16,7 +16,7 @@ from tests.support.operators import torch
 NONE, _, RECORD, _ = ProfilerAction
 
 
-def test_nothing_that_a_profiler_asks_for_is_left_out() -> None:
+def test_the_waiting_backend_has_every_method_of_torchs_backend() -> None:
     """The backend that waits for torch has every method that a profiler calls."""
     public = {name for name in dir(TorchBackend) if not name.startswith("_")}
     assert public - {"beyond_stream", "toggle"} <= set(dir(LateTorch))

@@ -19,7 +19,7 @@ import stepscope as sc
 import stepscope.torch as ours
 from stepscope.compat.torch.activities import ProfilerActivity as OwnActivity
 from stepscope.runtime.errors import ControlError, OutputError, ProfilerStateError
-from tests.support.arming import SOCKET, arm_here, say_in_environment
+from tests.support.arming import SOCKET, arm_here, set_options_in_environment
 from tests.support.messages import check_messages, refused
 from tests.support.operators import cpu, torch
 
@@ -98,7 +98,7 @@ def test_results_while_training_goes_on(mode: Any, tmp_path: Path) -> None:
     assert seen == [0, 1, 1, 3, 3, 5]
 
 
-def test_a_failing_body_keeps_what_was_recorded() -> None:
+def test_an_exception_in_the_body_keeps_recorded_operators() -> None:
     """An exception leaves the `with` unchanged, and the operators before it are recorded."""
     seen: list[int] = []
 
@@ -433,7 +433,7 @@ def test_an_operator_has_steps_recorded(mode: Any) -> None:
 @pytest.mark.checklist("B6")
 def test_the_environment_has_steps_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In place of the program's schedule; each run of the process has a directory of its own where it says."""
-    say_in_environment(
+    set_options_in_environment(
         monkeypatch,
         schedule={"wait": 2, "active": 2, "repeat": 1},
         output_dir=str(tmp_path / "said"),

@@ -22,7 +22,7 @@ from tests.support.mxnets import begin, load, slices, statistics
 
 
 @pytest.mark.checklist("E6")
-def test_3_a_file_that_is_written_continuously_is_valid_at_any_moment() -> None:
+def test_a_file_that_is_written_continuously_is_valid_at_any_moment() -> None:
     """While it grows, after it has stopped, after the dump, and after it has gone on: one document."""
     begin(continuous_dump=True, dump_period=0.005)
     file = Path("profile.json")
@@ -47,7 +47,7 @@ def test_3_a_file_that_is_written_continuously_is_valid_at_any_moment() -> None:
 
 
 @pytest.mark.checklist("E1")
-def test_4_another_file_while_it_records() -> None:
+def test_the_file_can_be_changed_while_it_records() -> None:
     """Both are valid; each has what was recorded while it was named, and no file is written over."""
     begin(filename="one.json")
     mxnet.pause()
@@ -77,7 +77,7 @@ def test_4_another_file_while_it_records() -> None:
 @example(name="back\\slash", domain="\x00\x1b[31m")
 @example(name="\ud800", domain="名前" * 50)
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_5_any_name_is_legal(name: str, domain: str) -> None:
+def test_any_name_is_legal(name: str, domain: str) -> None:
     """In the trace and in the statistics of every format, whatever is in it."""
     begin()
     group = mxnet.Domain(domain)
@@ -92,7 +92,7 @@ def test_5_any_name_is_legal(name: str, domain: str) -> None:
         assert mxnet.dumps(format=format)
 
 
-def test_6_long_names_stay_different() -> None:
+def test_long_names_stay_different() -> None:
     """Also those whose first thousand bytes are the same."""
     begin()
     domain = mxnet.Domain("d" * 2000)
@@ -111,7 +111,7 @@ def test_6_long_names_stay_different() -> None:
 
 
 @pytest.mark.checklist("F19")
-def test_11_what_overlaps_is_drawn_apart() -> None:
+def test_overlapping_tasks_are_drawn_apart() -> None:
     """As async pairs of their own numbers, and what remains on the thread's row nests."""
     begin()
     domain = mxnet.Domain("d")
@@ -135,7 +135,7 @@ def test_11_what_overlaps_is_drawn_apart() -> None:
 
 
 @pytest.mark.checklist("E3", "E10")
-def test_13_pauses_nest() -> None:
+def test_pauses_nest() -> None:
     """Two pauses need two resumes, and a third does nothing; a stop ends them all. Events have no domain."""
     begin()
     steps = [mxnet.pause, mxnet.pause, mxnet.resume, mxnet.resume, mxnet.resume]
@@ -153,7 +153,7 @@ def test_13_pauses_nest() -> None:
 
 
 @pytest.mark.checklist("E8")
-def test_14_what_is_never_stopped_is_in_the_trace() -> None:
+def test_a_task_that_is_never_stopped_is_in_the_trace() -> None:
     """Up to the end of recording, and it says so; an object that is freed while it is started ends there."""
     begin()
     task = mxnet.Domain("d").new_task("open")
@@ -196,7 +196,7 @@ print(json.dumps(sorted(json.loads(mxnet.dumps(format="json"))["Time"]["event"])
 
 
 @pytest.mark.checklist("F18")
-def test_17_children_are_in_the_trace_of_their_parent(here: Path) -> None:
+def test_children_are_in_the_trace_of_their_parent(here: Path) -> None:
     """As processes of their own; one that records for itself has a file of its own."""
     done = run_to_end([sys.executable, "-c", FORKS], cwd=here)
     assert done.returncode == 0, done.stderr
@@ -210,7 +210,7 @@ def test_17_children_are_in_the_trace_of_their_parent(here: Path) -> None:
 
 
 @pytest.mark.checklist("E8", "B4")
-def test_18_arguments_steps_schedules_parents_and_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arguments_steps_schedules_parents_and_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Spans have arguments and parents, loops have steps, runs have facts, and each rank has a file of its own."""
     monkeypatch.setenv("RANK", "3")
     monkeypatch.setenv("WORLD_SIZE", "8")
@@ -236,7 +236,7 @@ def test_18_arguments_steps_schedules_parents_and_ranks(monkeypatch: pytest.Monk
 
 
 @pytest.mark.checklist("E13")
-def test_19_a_scope_is_left_where_its_generator_is_closed() -> None:
+def test_a_scope_is_left_where_its_generator_is_closed() -> None:
     """In another thread, too."""
 
     def holds() -> Generator[str]:
@@ -251,7 +251,7 @@ def test_19_a_scope_is_left_where_its_generator_is_closed() -> None:
     assert mxnet.current_scope() == "<unk>:"
 
 
-def test_21_events_take_little_room_and_do_not_wait_in_memory(here: Path) -> None:
+def test_events_take_little_room_and_do_not_wait_in_memory(here: Path) -> None:
     """Less than half of MXNet's 426 bytes each in the file, which has them before anybody dumps."""
     begin(dump_period=0.01)
     task = mxnet.Domain("d").new_task("t")

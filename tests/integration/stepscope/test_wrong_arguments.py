@@ -175,7 +175,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("call", WRONG.values(), ids=WRONG.keys())
-def test_a_wrong_argument_is_named_with_what_would_do(call: tuple[Callable[[], object], str]) -> None:
+def test_a_wrong_argument_is_named_with_valid_values(call: tuple[Callable[[], object], str]) -> None:
     """When the call is made, before anything is recorded: not later, in a report."""
     make, wanted = call
     with pytest.raises((TypeError, ValueError)) as caught:
@@ -225,7 +225,7 @@ def test_a_name_that_is_not_there_has_one_hint(name: str, hint: str, tmp_path: P
     assert hint in last and last.lower().count("did you mean") <= 1
 
 
-def test_a_step_before_start_names_what_is_missing(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_step_before_start_names_the_missing_call(caplog: pytest.LogCaptureFixture) -> None:
     """It is ignored, as all that would disturb training, and reported once."""
     with caplog.at_level("WARNING"):
         profiler = sc.trace()
