@@ -1,6 +1,6 @@
 """Saves what kineto recorded without the GIL, by a function of torch's library.
 
-The function is called only where the object at the address that memory has agrees with what torch's Python interface says of it.
+The function is called only if the object that is found in memory agrees with what torch's Python interface says of it.
 """
 
 from __future__ import annotations
