@@ -17,7 +17,6 @@ from stepscope.backends.torch.kineto.worker import Keeper
 from stepscope.backends.torch.settings import SWITCHES, TorchSettings, read_activities
 from stepscope.backends.torch.stream import StreamMode
 from stepscope.runtime.errors import BackendError
-from stepscope.runtime.events.record import Block, EventBatch
 from stepscope.runtime.schedule.action import ProfilerAction
 from stepscope.runtime.schedule.detail import Detail
 from stepscope.runtime.settings.arguments import got, switch_argument
@@ -218,10 +217,6 @@ class TorchBackend:
         """The thread that records has ended: torch's state of that thread is released, on any thread."""
         if isinstance(self._mode, KinetoMode):
             self._mode.orphaned()
-
-    def derive(self, batch: EventBatch) -> Block | None:
-        """Links of autograd between the operators in a batch of the recorder's events; called on the drain loop."""
-        return self._mode.derive(batch) if isinstance(self._mode, StreamMode) else None
 
     async def aclose(self) -> None:
         # The mode is kept: what still records on the training thread is ended by the next call that comes from there.

@@ -13,13 +13,10 @@ from stepscope.backends.torch import arm as torch_arm
 from stepscope.backends.torch.gaps import Gaps
 from stepscope.backends.torch.kineto.session import session
 from stepscope.backends.torch.kineto.slot import OPERATOR_RUNS, PROGRAM, in_operator, slot
-from stepscope.backends.torch.kineto.symbols import enable_numbers
-from stepscope.backends.torch.links import ForwardBackwardLinker
 from stepscope.backends.torch.settings import SWITCHES
 from stepscope.runtime import _core
 from stepscope.runtime.errors import BackendError
-from stepscope.runtime.events import clock, tracks
-from stepscope.runtime.events.record import Block, EventBatch
+from stepscope.runtime.events import clock
 from stepscope.runtime.schedule.action import ProfilerAction
 from stepscope.runtime.schedule.detail import Detail
 from stepscope.runtime.sources.sink import BackendReport, Sink
@@ -158,13 +155,7 @@ class StreamMode:
         self._thread = get_ident()  # of `open`, which is that of every transition
         self._cost_ns = 0
         self._notes: list[str] = []
-        self._linkers: dict[tuple[int, int], ForwardBackwardLinker] = {}
         self._before = _core.itt_statistics()["unbalanced"]
-        began = clock.now()
-        missing = enable_numbers()
-        self._cost_ns += clock.now() - began
-        if missing:
-            self.note(f"forward and backward operators are not linked: {missing}")
         slot.watch()
         self._watching = ExitStack()
         self._watching.callback(slot.unwatch)
@@ -225,18 +216,6 @@ class StreamMode:
             self.gaps.end(clock.now())
         if self._closed:
             self._watching.close()
-
-    def derive(self, batch: EventBatch) -> Block:
-        """Links forward to backward operators; links stay within one window and one process."""
-        # The events of a batch are all of one process, and forked ones count their operators on.
-        track = tracks.get(int(batch.events["track"][0]))
-        key = batch.window, 0 if track is None else track.pid
-        linker = self._linkers.get(key)
-        if linker is None:
-            for old in [old for old in self._linkers if old[0] < batch.window - 1]:
-                del self._linkers[old]
-            linker = self._linkers[key] = ForwardBackwardLinker()
-        return linker.feed(batch.events)
 
     async def aclose(self) -> None:
         self._closed = True

@@ -93,7 +93,7 @@ class Watch:
         assert seen is not None
         self.samples.append(seen)
         self.tracks.append(len(_core.tracks(1)))
-        self.names.append(_core.strings_since(0)[0])
+        self.names.append(_core.strings_count())
         self.objects.append(len(gc.get_objects()))
         self.blocks.append(sys.getallocatedblocks())
         if self._heap is not None:

@@ -95,7 +95,7 @@ PyObject *py_process_track(PyObject *self, PyObject *unused) { return PyLong_Fro
     PLAIN(signals_watched, signals_py_watched, NOARGS, NULL) \
     PLAIN(start_thread, native_thread_py_start, VARARGS, NULL) \
     PLAIN(step_spans, survey_py_step_spans, VARARGS, NULL) \
-    PLAIN(strings_since, strings_py_since, O, NULL) \
+    PLAIN(strings_count, strings_py_count, NOARGS, NULL) \
     PLAIN(survey, survey_py_survey, O, NULL) \
     PLAIN(wake_samplers, control_py_wake_samplers, NOARGS, NULL) \
     PLAIN(take_refused, control_py_read_refused, O, NULL) \

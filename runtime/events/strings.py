@@ -27,9 +27,6 @@ for _name in RESERVED:
 text = _core.text
 """`text(id) -> str`; `""` for unknown ids."""
 
-since = _core.strings_since
-"""`since(serial) -> (serial, [(id, text), ...])`: texts that were added after `serial`, in order; begin with 0."""
-
 
 def texts(ids: Any) -> list[str]:
     """The texts of an array of ids, such as `events()["name"]` or `["category"]`."""

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from stepscope.backends.torch.importing import private
 from stepscope.backends.torch.kineto.blocks import nest
-from stepscope.backends.torch.links import ENGINE
 from stepscope.compat.torch.windows.finished_window import FinishedWindow
 from stepscope.runtime import _core
 from stepscope.runtime.events import strings
@@ -79,6 +78,8 @@ FRAMES = ("python_function",)
 """Category of Python's functions, which torch counts as events if stacks were requested."""
 OPERATORS = ("cpu_op", "cuda_runtime", "cuda_driver", *DEVICE[:3], *FRAMES)
 """Categories of spans that are no annotations of the program."""
+_ENGINE = "autograd::engine::evaluate_function: "
+"""torch's span around each node of autograd; the rest of its name is that of the node's span."""
 _INLINE = int(Flag.ARG_INLINE)
 _NOT_TORCHS = ("task",)
 _HIDDEN = (
@@ -179,7 +180,7 @@ class WindowSpans:
                 text = engines.get(around)
                 if text is None:
                     text = strings.text(around)
-                    text = engines[around] = text.removeprefix(ENGINE) if text.startswith(ENGINE) else ""
+                    text = engines[around] = text.removeprefix(_ENGINE) if text.startswith(_ENGINE) else ""
                 if text and text == strings.text(names[number]):
                     found.add(number)
         return found

@@ -48,20 +48,18 @@ typedef struct {
     Domain *domains;
 } Global;
 
-enum { PLAIN, FORWARD /* may create a node of autograd */, ENGINE /* runs one */ };
 typedef struct {
     Handle handle; /* first: torch hands it back as the name of the task */
     const char *text;
     uint64_t hash;
     uint32_t len, name;
-    uint16_t category, kind;
+    uint16_t category;
+    bool engine; /* of autograd, around a node that it runs */
 } Name;
 /* open.stack NULL: begun while nothing recorded. A region, which is no operator, is in the list of those that are open. */
 typedef struct Task {
     Open open;
-    uint64_t number;
-    uint16_t kind;
-    bool listed;
+    bool engine, listed;
     atomic_bool ended; /* on another thread */
     struct Scratch *owner;
     struct Task *before, *after;
@@ -76,13 +74,10 @@ typedef struct Scratch {
     Name names[NAMES];
 } Scratch;
 
-#define NONE UINT64_MAX /* also what autograd gives nodes that no forward operator made */
-
 static Name nothing = {.handle = {.extra1 = OURS}};
 static Scratch *all;
 static atomic_ullong unbalanced;
 static atomic_int armed, domains;
-static uint32_t number_key;
 static uint16_t operator_category, annotation_category;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
@@ -147,49 +142,8 @@ static uint32_t depth_of(Scratch *s) {
     return depth;
 }
 
-/* Sequence numbers, which tie a backward operator to its forward one, are not in what torch sends. They are read from
- * torch's own counters; backends/torch/kineto/symbols.py finds these and checks each against torch's Python interface. */
-typedef struct { size_t module, offset; } ThreadLocal; /* as __tls_get_addr wants it */
-void *__tls_get_addr(ThreadLocal *variable);
-static struct {
-    uint64_t (*next_number)(void);
-    bool (*grad_enabled)(void), (*key_excluded)(uint16_t);
-    ThreadLocal current_node;
-    uint16_t autograd_key;
-    uint32_t number_at;
-} torch;
-static atomic_bool numbered;
-
-EXPORT void stepscope_itt_numbers(void *next_number, void *grad_enabled, void *key_excluded, uint64_t module, uint64_t offset,
-                                  uint32_t autograd_key, uint32_t number_at) {
-    torch.next_number = (uint64_t (*)(void))next_number;
-    torch.grad_enabled = (bool (*)(void))grad_enabled;
-    torch.key_excluded = (bool (*)(uint16_t))key_excluded;
-    torch.current_node = (ThreadLocal){module, offset};
-    torch.autograd_key = (uint16_t)autograd_key;
-    torch.number_at = number_at;
-    atomic_store_explicit(&numbered, true, memory_order_release);
-}
-
-/* The number of a node that this operator would make. As kineto has it: none below autograd, where the inner calls
- * of an operator run, nor without gradients. */
-static uint64_t forward_number(void) {
-    return torch.grad_enabled() && !torch.key_excluded(torch.autograd_key) ? torch.next_number() : NONE;
-}
-
-/* The number of the node that the engine runs on this thread. It holds the node meanwhile, so the pointer is valid. */
-static uint64_t node_number(void) {
-    const char *node;
-    uint64_t number;
-    memcpy(&node, __tls_get_addr(&torch.current_node), sizeof node);
-    if (!node) return NONE;
-    memcpy(&number, node + torch.number_at, sizeof number);
-    return number;
-}
-
-static bool starts(const char *text, size_t len, const char *with) {
-    size_t n = strlen(with);
-    return len >= n && !memcmp(text, with, n);
+static bool is_engine(const char *text, size_t len) {
+    return len >= strlen(ENGINE_NAME) && !memcmp(text, ENGINE_NAME, strlen(ENGINE_NAME));
 }
 
 /* As torch.profiler has it, by the name alone: operators have a namespace, nodes of autograd end in `Backward0`. */
@@ -200,14 +154,6 @@ static bool is_operator(const char *text, size_t len) {
     if (memmem(text, len, "::", 2)) return true;
     while (len && text[len - 1] >= '0' && text[len - 1] <= '9') len--;
     return len >= 8 && !memcmp(text + len - 8, "Backward", 8);
-}
-
-/* A word that begins with a capital letter may be a class derived from torch.autograd.Function. */
-static uint16_t kind_of(const char *text, size_t len) {
-    if (starts(text, len, ENGINE_NAME)) return ENGINE;
-    if (starts(text, len, "autograd::") || memchr(text, '#', len)) return PLAIN;
-    if (memmem(text, len, "::", 2)) return FORWARD;
-    return len && text[0] >= 'A' && text[0] <= 'Z' && !memchr(text, ' ', len) && !is_operator(text, len) ? FORWARD : PLAIN;
 }
 
 static Name *find(Scratch *s, const char *text, size_t len) {
@@ -224,7 +170,7 @@ static Name *find(Scratch *s, const char *text, size_t len) {
                 known->len,
                 name,
                 is_operator(text, len) ? operator_category : annotation_category,
-                kind_of(text, len)};
+                is_engine(text, len)};
     return n;
 }
 
@@ -302,11 +248,8 @@ static void task_begin(const Domain *domain, Id id, Id parent, Handle *handle) {
     task->listed = false;
     atomic_store_explicit(&task->ended, false, memory_order_relaxed);
     if (!recorded || !n || n == &nothing) return;
-    bool node = depth > 1 && task[-1].open.stack && task[-1].kind == ENGINE && runs(task[-1].open.name, n);
-    task->kind = n->kind;
-    task->number = NONE;
-    if (atomic_load_explicit(&numbered, memory_order_acquire))
-        task->number = node ? node_number() : n->kind == FORWARD ? forward_number() : NONE;
+    bool node = depth > 1 && task[-1].open.stack && task[-1].engine && runs(task[-1].open.name, n);
+    task->engine = n->engine;
     span_open(t, stack_without_gil(t), &task->open, n->name, node ? operator_category : n->category, FRAME_ITT);
     if (!node && n->category == annotation_category) list_region(s, task);
 }
@@ -329,18 +272,7 @@ static void task_end(const Domain *domain) {
     else if (s && !task && s->unmarked) s->unmarked--;
     else if (!task) { /* begun before recording did, or on another thread */
         if (recording(RECORD_OPERATORS) && !(t && end_elsewhere(t, s, end))) count_one(&unbalanced);
-    } else {
-        if (!task->open.stack) return;
-        if (task->number <= UINT32_MAX) span_close(t, &task->open, end, 0, number_key, (uint32_t)task->number, NULL, 0);
-        else if (task->number == NONE) span_close(t, &task->open, end, 0, 0, 0, NULL, 0);
-        else {
-            struct {
-                ArgItem item;
-                uint64_t value;
-            } number = {{number_key, 8, 'u', 0}, task->number};
-            span_close(t, &task->open, end, 0, 0, 0, (char *)&number, sizeof number);
-        }
-    }
+    } else if (task->open.stack) span_close(t, &task->open, end, 0, 0, 0, NULL, 0);
 }
 
 /* Other users of ITT in the process (oneDNN, say) find their domain switched off, and make no calls. */
@@ -386,7 +318,6 @@ EXPORT void __itt_api_init(Global *global, int groups) {
         d->flags = d->name && !strcmp(d->name, "PyTorch");
         atomic_fetch_add(&domains, d->flags);
     }
-    number_key = strings_intern("Sequence number", 15);
     operator_category = strings_category("cpu_op", 6);
     annotation_category = strings_category("user_annotation", 15);
     if (atomic_fetch_add(&armed, 1) == 0 && pthread_atfork(NULL, NULL, after_fork)) count_one(&g_counts.rings_failed);

@@ -249,19 +249,6 @@ PyObject *strings_py_text(PyObject *self, PyObject *id) {
     return PyUnicode_DecodeUTF8(s->text, s->len, "strict");
 }
 
-PyObject *strings_py_since(PyObject *self, PyObject *serial) {
-    unsigned long from = PyLong_AsUnsignedLong(serial);
-    if (PyErr_Occurred()) return NULL;
-    uint32_t to = atomic_load_explicit(&added, memory_order_acquire);
-    PyObject *list = PyList_New(from < to ? (Py_ssize_t)(to - from) : 0);
-    for (uint32_t i = (uint32_t)from; list && i < to; i++) {
-        pthread_mutex_lock(&lock); /* `order` may be moved by grow() */
-        uint32_t id = order[i];
-        pthread_mutex_unlock(&lock);
-        const String *s = strings_get(id);
-        PyObject *item = Py_BuildValue("(Is#)", id, s->text, (Py_ssize_t)s->len);
-        if (!item) Py_CLEAR(list);
-        else PyList_SET_ITEM(list, (Py_ssize_t)(i - from), item);
-    }
-    return list ? Py_BuildValue("(IN)", to, list) : NULL;
+PyObject *strings_py_count(PyObject *self, PyObject *unused) {
+    return PyLong_FromUnsignedLong(atomic_load_explicit(&added, memory_order_relaxed));
 }

@@ -15,7 +15,6 @@ from stepscope.backends.torch.backend import TorchBackend
 from stepscope.backends.torch.importing import TorchImport
 from stepscope.runtime._core import counter
 from stepscope.runtime.events import clock
-from stepscope.runtime.events.record import Block, EventBatch
 from stepscope.runtime.schedule.action import ProfilerAction
 from stepscope.runtime.schedule.detail import FULL, Detail
 from stepscope.runtime.sources.sink import BackendReport, Sink
@@ -84,10 +83,6 @@ class LateTorch:
         """Calls `TorchBackend`."""
         if self._opened:
             self._backend.orphaned()
-
-    def derive(self, batch: EventBatch) -> Block | None:
-        """The blocks that the backend makes of the recorder's events."""
-        return self._backend.derive(batch) if self._opened else None
 
     async def aclose(self) -> None:
         self._watch.forget()

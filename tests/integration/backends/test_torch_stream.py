@@ -11,16 +11,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import stepscope as sc
 from stepscope.backends.torch import arm as torch_arm
 from stepscope.backends.torch.backend import TorchBackend
-from stepscope.backends.torch.kineto.symbols import enable_numbers
-from stepscope.backends.torch.links import ENGINE, PENDING, SEQUENCE, ForwardBackwardLinker
 from stepscope.runtime.events import strings
-from stepscope.runtime.events.record import Block, Flag, Kind, empty_block, join_blocks
+from stepscope.runtime.events.record import Kind
 from stepscope.runtime.schedule.schedule import schedule
 from tests.integration.backends.test_itt import python
 from tests.support.basics import missing, require
@@ -40,33 +36,23 @@ def add() -> None:
     torch.add(torch.ones(2), 1)
 
 
-def enclosed(memory: sc.exporters.MemoryExporter, kind: Kind) -> Counter[tuple[str, int]]:
-    """For each flow event the name of the operator that begins where it points, with its step."""
-    spans = memory.events(kind=Kind.SPAN)
-    at = {(int(s["track"]), int(s["ts"])): strings.text(int(s["name"])) for s in spans if s["dur"]}
-    return Counter((at[int(f["track"]), int(f["ts"])], int(f["step"])) for f in memory.events(kind=kind))
-
-
-def test_operators_and_links_are_those_of_kineto(tmp_path: Path) -> None:
-    """The same training gives the same operators, regions, steps and links in both modes."""
-    seen: list[Any] = []
+def test_operators_are_those_of_kineto(tmp_path: Path) -> None:
+    """The same training gives the same operators, regions and steps in both modes."""
+    seen: list[Counter[Any]] = []
     for mode in ("stream", "kineto"):
         torch.manual_seed(1)
         memory = record(tmp_path / mode, lambda p: train(5, p), TorchBackend(mode), schedule=ONE_WINDOW)
         spans = memory.events(kind=Kind.SPAN)
         spans = spans[np.isin(spans["category"], [strings.category("cpu_op"), strings.category("user_annotation")])]
-        operators = Counter(zip(texts(spans), texts(spans, "category"), spans["step"].tolist(), strict=True))
-        seen.append((operators, enclosed(memory, Kind.FLOW_START), enclosed(memory, Kind.FLOW_END)))
+        seen.append(Counter(zip(texts(spans), texts(spans, "category"), spans["step"].tolist(), strict=True)))
     assert seen[0] == seen[1]
-    operators, starts, ends = seen[0]
-    names = {name for name, _, _ in operators}
+    names = {name for name, _, _ in seen[0]}
     assert {"Optimizer.step#SGD.step", "Optimizer.zero_grad#SGD.zero_grad"} <= names
     assert "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__" in names
-    assert starts["aten::convolution", 2] == ends["ConvolutionBackward0", 2] == 1
 
 
-def test_custom_functions_are_linked(tmp_path: Path) -> None:
-    """A class derived from torch.autograd.Function is linked to its backward node."""
+def test_nodes_of_custom_functions_are_operators(tmp_path: Path) -> None:
+    """The backward node of a class derived from torch.autograd.Function is one."""
 
     class Doubled(torch.autograd.Function):  # type: ignore[misc]
         @staticmethod
@@ -80,38 +66,8 @@ def test_custom_functions_are_linked(tmp_path: Path) -> None:
     def work(_: sc.Profiler) -> None:
         Doubled.apply(torch.ones(2, requires_grad=True)).sum().backward()
 
-    memory = record(tmp_path, work, TorchBackend("stream"))
-    assert enclosed(memory, Kind.FLOW_START)["Doubled", 0] == 1
-    assert enclosed(memory, Kind.FLOW_END)["DoubledBackward", 0] == 1
-    backward = memory.events(kind=Kind.SPAN)
-    assert texts(backward[[t == "DoubledBackward" for t in texts(backward)]], "category") == ["cpu_op"]
-
-
-def test_two_graphs_are_not_mixed_up(tmp_path: Path) -> None:
-    """Two networks with the same layers, run forward one after the other, are linked each to its own backward."""
-
-    def work(_: sc.Profiler) -> None:
-        losses: list[Any] = []
-        for name in ("one", "two"):
-            with sc.span(f"forward {name}"):
-                losses.append(torch.nn.functional.linear(torch.ones(1, 3), torch.ones(2, 3, requires_grad=True)).sum())
-        for name, loss in zip(("one", "two"), losses, strict=True):
-            with sc.span(f"backward {name}"):
-                loss.backward()
-
-    memory = record(tmp_path, work, TorchBackend("stream"))
-    spans = memory.events(kind=Kind.SPAN)
-    regions = {name: span for name, span in zip(texts(spans), spans, strict=True) if name.startswith(("forw", "backw"))}
-
-    def region(flow: Any) -> str:
-        return next(
-            name.split()[1] for name, span in regions.items() if 0 <= int(flow["ts"] - span["ts"]) <= int(span["dur"])
-        )
-
-    starts = {int(flow["id"]): region(flow) for flow in memory.events(kind=Kind.FLOW_START)}
-    ends = {int(flow["id"]): region(flow) for flow in memory.events(kind=Kind.FLOW_END)}
-    assert starts == ends
-    assert Counter(starts.values())["one"] == Counter(starts.values())["two"] >= 2
+    spans = record(tmp_path, work, TorchBackend("stream")).events(kind=Kind.SPAN)
+    assert texts(spans[[t == "DoubledBackward" for t in texts(spans)]], "category") == ["cpu_op"]
 
 
 @pytest.mark.parametrize("busy", [False, True])
@@ -214,60 +170,3 @@ def test_without_torch_the_reason_is_reported(tmp_path: Path) -> None:
         "except ExceptionGroup as group: print(*group.exceptions)"
     )
     assert "torch cannot be imported" in python(code)
-
-
-def test_sequence_numbers_are_had_from_this_torch() -> None:
-    """The numbers that are read in torch's memory agree with those that torch reports."""
-    assert enable_numbers() == ""
-
-
-def spans_of(rows: list[tuple[str, int, int, int]]) -> Block:
-    """Spans as the collector writes them, from (name, track, sequence number, ts)."""
-    block = empty_block(len(rows))
-    for span, (name, track, number, ts) in zip(block, rows, strict=True):
-        strings.intern(name if name.startswith(ENGINE) else ENGINE + name) if name.endswith("0") else None
-        span["name"], span["track"], span["ts"], span["args_len"] = strings.intern(name), track, ts, number
-    block["args_at"], block["flags"], block["kind"] = strings.intern(SEQUENCE), Flag.ARG_INLINE, Kind.SPAN
-    block["id"], block["dur"] = np.arange(1, len(rows) + 1), 1
-    return block
-
-
-@given(
-    links=st.lists(st.tuples(st.integers(1, 3), st.integers(0, 9)), unique=True, max_size=20),
-    cuts=st.lists(st.integers(0, 60), max_size=5),
-    data=st.data(),
-)
-def test_links_are_found_across_batches(links: list[tuple[int, int]], cuts: list[int], data: st.DataObject) -> None:
-    """However spans are cut into batches, each node is linked to the operator with its number that began last."""
-    forward = [("aten::outer", track, number, 10 * i) for i, (track, number) in enumerate(links)]
-    forward += [("aten::inner", track, number, 10 * i + 1) for i, (track, number) in enumerate(links)]
-    nodes = [("InnerBackward0", track, number, 1000 + i) for i, (track, number) in enumerate(links)]
-    rows = data.draw(st.permutations(forward)) + data.draw(st.permutations(nodes))
-    block = spans_of(rows)
-    linker = ForwardBackwardLinker()
-    borders = [0, *sorted(min(cut, len(rows)) for cut in cuts), len(rows)]
-    flows = join_blocks(linker.feed(block[a:b]) for a, b in zip(borders, borders[1:], strict=False))
-    starts = {int(f["id"]): (int(f["track"]), int(f["ts"])) for f in flows if f["kind"] == Kind.FLOW_START}
-    ends = {int(f["id"]): (int(f["track"]), int(f["ts"])) for f in flows if f["kind"] == Kind.FLOW_END}
-    assert sorted((starts[i], ends[i]) for i in ends) == sorted(
-        ((track, 10 * i + 1), (track, 1000 + i)) for i, (track, _) in enumerate(links)
-    )
-    assert len(starts) == len(ends) == len(links)
-
-
-def test_a_node_on_another_thread_is_linked_by_its_number() -> None:
-    """Autograd's threads run nodes of operators that ran elsewhere; later operators are no candidates."""
-    linker = ForwardBackwardLinker()
-    linker.feed(spans_of([("aten::mm", 1, 7, 10), ("aten::mm", 2, 7, 500)]))
-    flows = linker.feed(spans_of([("MmBackward0", 3, 7, 100)]))
-    assert len(flows) == 0 or flows["track"].tolist() == [1, 3]
-    assert ForwardBackwardLinker().feed(spans_of([("MmBackward0", 3, 7, 100)])).size == 0
-
-
-def test_waiting_operators_are_bounded() -> None:
-    """Operators that never run backward are dropped, the oldest first, and counted."""
-    linker = ForwardBackwardLinker()
-    rows = [("aten::mm", 1, number, number) for number in range(PENDING + 10)]
-    linker.feed(spans_of(rows))
-    assert linker.dropped == PENDING // 2 + 10
-    assert linker.feed(spans_of([("MmBackward0", 1, PENDING, 1 << 40)]))["ts"].tolist() == [PENDING, 1 << 40]

@@ -96,17 +96,6 @@ def test_threads_agree_on_ids() -> None:
     assert [strings.text(number) for number in found[0]] == names
 
 
-def test_additions_are_reported_once_and_in_order() -> None:
-    """`since` continues where it ended: readers write each text once."""
-    serial, everything = strings.since(0)
-    assert len(everything) == serial == len({number for number, _ in everything})
-    new = [f"told {number}" for number in range(3)]
-    ids = [strings.intern(text) for text in new] + [strings.category("told as category")]
-    later, added = strings.since(serial)
-    assert added == list(zip(ids, [*new, "told as category"], strict=True))
-    assert strings.since(later) == (later, []) == strings.since(later + 1000)
-
-
 def test_ids_and_texts_that_are_none() -> None:
     """An id from a damaged file gives no text rather than a crash; other types than texts are refused by name."""
     assert [strings.text(number) for number in (0, strings.FIRST_NAME - 1, 1 << 21, (1 << 32) - 1)] == [""] * 4
