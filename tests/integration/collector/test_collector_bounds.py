@@ -156,14 +156,14 @@ async def test_a_fault_in_the_writer_costs_one_stream(tmp_path: Path) -> None:
     good.close()
 
 
-async def test_a_writer_without_a_thread_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The exporter is to come again, and is served when there may be one."""
+@pytest.mark.parametrize("name", ["stepscope-writer", "stepscope disk"])
+async def test_a_collector_without_a_thread_says_so(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For the writer, or to open a file: the exporter is to come again, and is served when there may be one."""
     start = threading.Thread.start
-    failed: list[str] = []
+    refusing = [name]
 
     def starting(thread: threading.Thread) -> None:
-        if thread.name == "stepscope-writer" and not failed:
-            failed.append(thread.name)
+        if thread.name in refusing:
             raise RuntimeError("can't start new thread")
         start(thread)
 
@@ -172,12 +172,15 @@ async def test_a_writer_without_a_thread_is_reported(tmp_path: Path, monkeypatch
         for expected in (protocol.Refused, protocol.Ack):
             async with connected(running.url) as one:
                 await one.send(hello())
-                assert isinstance(welcome := await answer(one), protocol.Welcome) and welcome.next == 0
-                response = await send_frames(one, 0, 5)
+                response = await answer(one)
+                if isinstance(response, protocol.Welcome):
+                    assert response.next == 0
+                    response = await send_frames(one, 0, 5)
                 assert isinstance(response, expected), response
                 if isinstance(response, protocol.Refused):
                     assert response.retry and "can't start new thread" in response.reason
-    assert failed and running.journal().read_bytes() == fmt.encode_file_header(SYNC) + frames(0, 5)
+            refusing.clear()
+    assert running.journal().read_bytes() == fmt.encode_file_header(SYNC) + frames(0, 5)
 
 
 def test_confirmed_frames_are_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
