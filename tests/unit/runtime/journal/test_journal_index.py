@@ -387,6 +387,8 @@ def test_an_index_that_leads_elsewhere(offset: int, tmp_path: Path) -> None:
         ("text", 0),
         (IndexRecord(), 21),
         (IndexRecord(), 1 << 60),
+        (IndexRecord(), (1 << 63) - 1),
+        (IndexRecord(before=(1 << 63) - 1), 0),
         (IndexRecord(), -1),
     ],
 )
