@@ -130,6 +130,7 @@ class Collector:
         )
         self.events = LiveEvents(self.live, lambda error: self.parts.failed("events", error))
         self._lock = DirectoryLock(settings.directory)
+        self.store.is_lost = self._lock.is_lost
         self.server: Server | None = None
         self._application = application(self)
         self.app = Guard(self._answer, hosts, self.tokens, self.tickets, self.audit)

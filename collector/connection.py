@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from collections.abc import Callable, Generator
 from functools import partial
 
@@ -13,7 +12,7 @@ from litestar.types import Receive, Send, WebSocketScope
 
 from stepscope.collector.audit import Audit
 from stepscope.collector.clocks.server_clock import ServerClock
-from stepscope.collector.errors import FullError
+from stepscope.collector.errors import FullError, StuckError
 from stepscope.collector.files.store import Store
 from stepscope.collector.files.stream_file import StreamFile
 from stepscope.collector.live.stream import Stream
@@ -25,8 +24,6 @@ from stepscope.exporters.stream.step_summary import count_steps
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.journal.records import RunRecord
 from stepscope.runtime.requests.command import Answer, Command
-
-log = logging.getLogger("stepscope.collector")
 
 REFUSAL_TIMEOUT = 2.0
 """Seconds in which a refusal must have been sent."""
@@ -107,11 +104,12 @@ class Connection:
             await self._refuse(str(error), retry=False)
         except TimeoutError:
             await self._refuse("nothing came in time", retry=True)
-        except FullError as error:
+        except (FullError, StuckError) as error:
             await self._refuse(str(error), retry=True)
         except OSError as error:
-            log.error("a stream cannot be written: %s", error)
-            await self._refuse(f"the collector cannot write: {error.strerror}", retry=True)
+            # The path is for the log, which has so many refusals a minute: of a full disk each rank comes again and again.
+            noted = f"a stream cannot be written: {error}"
+            await self._refuse(f"the collector cannot write: {error.strerror}", retry=True, noted=noted)
         finally:
             if self._timer is not None:
                 self._timer.cancel()
@@ -264,8 +262,8 @@ class Connection:
         except OSError as error:  # as ASGI wants it of a server whose client has gone
             raise _DisconnectedError from error
 
-    async def _refuse(self, reason: str, *, retry: bool) -> None:
-        self._note(reason)
+    async def _refuse(self, reason: str, *, retry: bool, noted: str = "") -> None:
+        self._note(noted or reason)
         try:
             async with asyncio.timeout(REFUSAL_TIMEOUT):
                 await self._send(protocol.Refused(reason[:500], retry))

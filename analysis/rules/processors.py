@@ -117,7 +117,9 @@ def check_processors_contended(job: Job) -> list[Finding]:
     cost = float(np.nanmedian(waits / took))
     if cost < RUN_QUEUE:
         return []
-    preempted = float(np.nanmedian(rank.judged_steps["preemptions"]))
+    preemptions = rank.judged_steps["preemptions"]
+    often = np.isfinite(preemptions).any()
+    preempted = f"; it is preempted {human_count(round(float(np.nanmedian(preemptions))), 'time')}" if often else ""
     shares = [(name, growth_per_ns(readings)) for name, readings in rank.thread_cpu.items()]
     busy = sorted((one for one in shares if one[1] > BUSY_THREAD), key=lambda one: -one[1])
     own, children, processors = demand(job)
@@ -126,8 +128,7 @@ def check_processors_contended(job: Job) -> list[Finding]:
     if processors and own + children <= bound * processors:
         return [_machine_shared(rank, cost, own + children, processors)]
     evidence = [
-        f"the thread that steps waits for a processor {human_time(cost * rank.step_ns)} of each step; "
-        f"it is preempted {human_count(round(preempted), 'time')}"
+        f"the thread that steps waits for a processor {human_time(cost * rank.step_ns)} of each step{preempted}"
     ]
     if processors:
         with_children = f", and its child processes {children:.1f}" if children >= 0.1 else ""

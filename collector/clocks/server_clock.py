@@ -47,7 +47,7 @@ def add_clock_name(directory: Path, name: str) -> None:
         directory / CLOCK_NAMES, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600
     )
     with os.fdopen(file, "ab") as names:
-        names.write(f"{name}\n".encode())
+        names.write(f"\n{name}\n".encode())  # the last line may have been cut, by a full disk
 
 
 def read_clock_names(directory: Path) -> frozenset[str] | None:

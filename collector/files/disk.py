@@ -266,6 +266,15 @@ class DirectoryLock:
         os.pwrite(file, f"{os.getpid()}\n".encode(), 0)
         self._file = file
 
+    def is_lost(self) -> bool:
+        """Whether the locked file is no longer in the directory: it was removed, and another collector may have made it anew."""
+        if self._file < 0:
+            return False
+        try:
+            return not os.path.samestat(os.lstat(self._path), os.fstat(self._file))
+        except (FileNotFoundError, NotADirectoryError):
+            return True
+
     def release(self) -> None:
         """Releases the lock. Idempotent. The file stays: to delete it could delete that of another process."""
         if self._file >= 0:

@@ -91,6 +91,8 @@ class Store:
         self._disk = BlockingPool(THREADS)
         self.changed: Callable[[str], object] = lambda _: None
         """Called, on any thread, with each stream of which a segment is begun or deleted, or a connection comes or goes."""
+        self.is_lost: Callable[[], bool] = lambda: False
+        """Whether the directory is not the one that the collector has locked; asks the disk."""
         self.quota = DiskQuota()
         """Bytes that may be written until the disk is measured again."""
         try:
@@ -369,7 +371,15 @@ class Store:
         finally:
             self._waiting -= 1
 
+    def check_directory(self) -> None:
+        """Raises `OSError` if the directory was removed: what is there now may be another collector's. Asks the disk."""
+        if self.is_lost():
+            raise FileNotFoundError(
+                errno.ENOENT, "the collector's directory was removed; start the collector again", str(self.directory)
+            )
+
     def _opened(self, hello: Hello) -> StreamFile:
+        self.check_directory()
         directory = self.path(hello.stream).parent
         directory.mkdir(mode=0o700, exist_ok=True)
         if not stat.S_ISDIR(directory.lstat().st_mode):

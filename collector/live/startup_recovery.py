@@ -43,6 +43,8 @@ AT_ONCE = 2
 """Streams that are read at the same time."""
 READ_BYTES = 128 << 20
 """The last bytes of a stream, whose frames are read, if there are few streams."""
+INDEX_BYTES = 32 << 20
+"""Memory for the indexes of one stream: those of 300,000 windows. The newest count."""
 ALL_BYTES = 2 << 30
 ALL_FILES = 4096
 """Bytes and segments of all streams together whose frames are read; of each two segments, however many streams there are, and
@@ -203,8 +205,9 @@ def _skip_earlier(tail: _Tail, read_bytes: int, files: int) -> None:
     end = least = reader.files.end
     for _ in range(files):
         least = reader.files.at(least).begin
-    indexes = index_frames(reader, gaps=True)
-    while indexes and indexes[-1].position > max(least, end - read_bytes):
+    indexes = index_frames(reader, gaps=True, most_bytes=INDEX_BYTES)
+    fewest = int(bool(indexes) and indexes[0].record.before >= reader.files.begin)  # 1: older ones were left out
+    while len(indexes) > fewest and indexes[-1].position > max(least, end - read_bytes):
         indexes.pop()
     if not indexes:
         return

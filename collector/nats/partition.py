@@ -14,7 +14,7 @@ from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
 from nats.js.api import AckPolicy, ConsumerConfig
 
-from stepscope.collector.errors import FullError
+from stepscope.collector.errors import FullError, StuckError
 from stepscope.collector.files.store import Store
 from stepscope.collector.files.stream_file import NewFrames, StreamFile
 from stepscope.collector.live.stream import DIED_AFTER, Stream
@@ -295,7 +295,7 @@ class Partition:
                     intake.next = file.next
                     self._reads_again = True
                 return
-            except (FormatError, FullError, OSError) as caught:
+            except (FormatError, FullError, StuckError, OSError) as caught:
                 if isinstance(caught, TimeoutError):  # of JetStream
                     raise
                 error = caught

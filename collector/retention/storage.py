@@ -202,6 +202,7 @@ class Storage:
             OSError: if the directory cannot be read.
         """
         self._faults = {}
+        self._store.check_directory()
         use = disk_use(self._store.directory, self._unseen)
         done = Measurement(use.total, use.streams + max(use.downloads, self._downloads))
         most = self._policy.max_bytes - max(self._policy.slack, wanted)

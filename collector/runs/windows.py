@@ -173,7 +173,7 @@ class StreamWindows:
 
     def stepped_to(self, index: int, first: int, last: int) -> None:
         """Notes that the steps `first` to `last` of a window have ended."""
-        if index in self._open and 0 <= first <= last:
+        if index in self._open and 0 <= first <= last <= _MOST:
             before = self._open_steps.get(index, (first, last))
             self._open_steps[index] = min(before[0], first), max(before[1], last)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -57,6 +58,9 @@ JobName = Annotated[str | None, QueryParameter(max_length=1024)]
 """The requested job, if the collector has several."""
 Number = Annotated[int, PathParameter(ge=0, lt=1 << 32)]
 """Index of a window."""
+
+TOGETHER = 256
+"""Streams whose files are looked for at once: thousands may take a network's disk longer than one request may wait."""
 
 _PROBLEMS = {
     400: "A parameter is wrong.",
@@ -250,7 +254,11 @@ class Api(Controller):
         wanted = {
             stream.id: rank.id for rank in self._collector.streams for stream in rank.streams if stream.job == group.job
         }
-        paths = await self._collector.disk.try_run(lambda: self._collector.store.existing_of(wanted))
+        paths: dict[str, Path] = {}
+        ids = list(wanted)
+        for at in range(0, len(ids), TOGETHER):
+            part = ids[at : at + TOGETHER]
+            paths |= await self._collector.disk.try_run(partial(self._collector.store.existing_of, part))
         sources = {id: Source(wanted[id], path, group.job) for id, path in paths.items()}
         rows = [row for row in group.rows if row.start.stream.id in sources]
         if not rows:

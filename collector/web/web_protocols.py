@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
+import time
 from collections import deque
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ from websockets.frames import Frame
 from websockets.server import ServerProtocol
 from websockets.streams import StreamReader
 
+from stepscope.collector.live.stream import Allowance
 from stepscope.collector.memory_budget import FREE, Grant, MemoryBudget
 from stepscope.exporters.network.secrets import QuietLogger
 from stepscope.exporters.stream.protocol import MAX_HEADER
@@ -42,6 +44,11 @@ _web_log.addFilter(lambda record: record.msg not in _REFUSAL_MESSAGES)
 STALLED = 60.0
 """Seconds after which a connection that accepts no data is cut."""
 
+FRAMES_PER_SECOND, FRAMES_AT_ONCE = 100, 1000
+"""Frames of a WebSocket that are read. An exporter sends a few a second. Each costs the loop as much, however small it is."""
+PIECE_BYTES = 16 << 10
+"""What was read of a WebSocket is parsed in pieces of this size, as it may be thousands of frames."""
+
 REQUEST_SECONDS = 20.0
 """Seconds in which a connection must have sent a request, body and all: one that says nothing would hold a descriptor for ever."""
 
@@ -55,7 +62,16 @@ def check_libraries() -> None:
     needed: dict[object, tuple[str, ...]] = {
         ServerProtocol(): ("max_message_size", "reader"),
         StreamReader: ("read_exact",),
-        WebSocketsSansIOProtocol: ("handle_bytes", "handle_text", "handle_cont", "receive", "send", "run_asgi"),
+        WebSocketsSansIOProtocol: (
+            "handle_bytes",
+            "handle_text",
+            "handle_cont",
+            "handle_ping",
+            "handle_pong",
+            "receive",
+            "send",
+            "run_asgi",
+        ),
         H11Protocol: ("send_400_response", "on_response_complete"),
     }
     missing = [name for owner, names in needed.items() for name in names if not hasattr(owner, name)]
@@ -145,7 +161,7 @@ class WebSocketProtocol(_CutsStalled, WebSocketsSansIOProtocol):
     """WebSockets whose messages may be large only when they were welcomed, and when there is room in memory for all of it.
 
     A connection whose message has to wait for that is not read any further meanwhile, so its client waits as well. What
-    one read has brought of it by then is held in addition.
+    one read has brought of it by then is held in addition. One that brings very many frames is read no faster than it may send.
     """
 
     def __init__(self, budget: MemoryBudget, *args: Any, **options: Any) -> None:
@@ -162,6 +178,12 @@ class WebSocketProtocol(_CutsStalled, WebSocketsSansIOProtocol):
         self._grant: Grant | None = None
         """Memory for the message that is being processed."""
         self._waits = False
+        self._allowance = Allowance(FRAMES_PER_SECOND, FRAMES_AT_ONCE)
+        self._frames = 0
+        """That came since the allowance was asked."""
+        self._unparsed = b""
+        self._resuming: asyncio.TimerHandle | None = None
+        """Until then nothing more is parsed, and nothing is read."""
         reader: Any = self.conn.reader
         read_exact = reader.read_exact
 
@@ -187,7 +209,41 @@ class WebSocketProtocol(_CutsStalled, WebSocketsSansIOProtocol):
         super().handle_cont(event)
         self._received(event)
 
+    def handle_ping(self) -> None:
+        """A sign of life, which exporters do not need."""
+        self._frames += 1
+        super().handle_ping()
+
+    def handle_pong(self, event: Frame) -> None:
+        """An answer to none of ours."""
+        self._frames += 1
+        super().handle_pong(event)
+
+    def data_received(self, data: bytes) -> None:
+        """Parses what was read, as far as the client may send that much now."""
+        self._unparsed += data
+        if self._resuming is None:
+            self._parse()
+
+    def _parse(self) -> None:
+        data, at = self._unparsed, 0
+        while at < len(data) and self._resuming is None and not self.transport.is_closing():
+            super().data_received(data[at : at + PIECE_BYTES])
+            at += PIECE_BYTES
+            wait = self._allowance.use(self._frames, time.monotonic())
+            self._frames = 0
+            if wait:
+                self._resuming = self.loop.call_later(wait, self._parse_on)
+                self.transport.pause_reading()
+        self._unparsed = data[at:]
+
+    def _parse_on(self) -> None:
+        self._resuming = None
+        self._parse()
+        self._resume()
+
     def _received(self, event: Frame) -> None:
+        self._frames += 1
         event.data = b""  # the parser keeps the frame until the next one comes, which may be long
         if event.fin:
             self._grants.append(self._coming)
@@ -201,8 +257,10 @@ class WebSocketProtocol(_CutsStalled, WebSocketsSansIOProtocol):
         message = await super().receive()
         if message["type"] == "websocket.receive" and self._grants:
             self._grant = self._grants.popleft()
-        if self._waits:
+        if self._waits or self._resuming is not None:
             self.transport.pause_reading()
+        if not self.queue.empty():
+            await asyncio.sleep(0)  # a client with many messages lets others have their turns
         return message
 
     async def send(self, message: ASGISendEvent) -> None:
@@ -213,6 +271,8 @@ class WebSocketProtocol(_CutsStalled, WebSocketsSansIOProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The client has disconnected. A message that is still being written stays in memory until it is written."""
+        if self._resuming is not None:
+            self._resuming.cancel()
         for grant in (*self._grants, self._coming):
             if grant is not None:
                 grant.release()
@@ -237,7 +297,12 @@ class WebSocketProtocol(_CutsStalled, WebSocketsSansIOProtocol):
 
     def _granted(self) -> None:
         self._waits = any(grant is not None and not grant.granted for grant in (*self._grants, self._coming))
-        if not self._waits and not self.read_paused and not self.transport.is_closing():
+        self._resume()
+
+    def _resume(self) -> None:
+        """Reads on, unless something keeps it from that."""
+        paused = self._waits or self._resuming is not None or self.read_paused
+        if not paused and not self.transport.is_closing():
             self.transport.resume_reading()
 
     def _done(self) -> None:

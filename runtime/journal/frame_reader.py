@@ -125,7 +125,7 @@ class FrameReader:
 
     def frame_at(self, at: int) -> tuple[Frame, int, int] | None:
         """The complete frame at a position, its number and its end; `None` if there is none. Does not move."""
-        found = self._frame_at(at) if at >= self.files.begin else None
+        found = self._frame_at(at) if self.files.begin <= at < self.files.end else None
         return None if found is None or found[0] is None else (found[0], found[1], found[2])
 
     def last(self) -> Frame | None:

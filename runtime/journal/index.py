@@ -6,7 +6,9 @@ so that the index of a killed or running process lacks the last minute only, whi
 
 from __future__ import annotations
 
+import contextlib
 import struct
+import sys
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -26,14 +28,15 @@ from stepscope.runtime.events.survey import Survey, of_kind
 from stepscope.runtime.journal.format import FILE_HEADER, EventsHeader, FrameType, decode_events_header
 from stepscope.runtime.journal.frame_reader import Damage, FrameReader
 from stepscope.runtime.journal.records import (
+    MAX_OPEN,
+    STEP_BYTES,
     CapRecord,
     ClockSync,
     EndRecord,
     IndexRecord,
-    MetadataRecord,
+    Int64,
     RecoveredRecord,
     WindowOpened,
-    WindowRecord,
     WindowSoFar,
     decode_record,
 )
@@ -54,6 +57,17 @@ MAX_ROWS_BYTES = 256 << 10
 MAX_SYNCS = 256
 """Comparisons of clocks in one index."""
 
+MAX_INDEX_BYTES = 8 << 20
+"""Of one index frame. Larger ones are neither written nor read: what is in them takes many times as much memory."""
+_INDEX_OVERHEAD = 1 << 10
+"""Bytes that one takes in memory beside what is in it."""
+MAX_INDEXES = 1 << 17
+"""Index frames of a journal that are read: those of months."""
+_MAX_LEDGER_BYTES = 1 << 20
+"""Of the accounts of a window that was scanned. Larger ones are not read."""
+NO_STEPS = (0, 0, -1)
+"""Of a window without steps: their number, and those of the first and the last."""
+
 STRETCH_BYTES = 64 << 10
 """Frames of a window that follow each other are one stretch in the index until they have so many bytes."""
 
@@ -64,6 +78,9 @@ STRETCH = struct.Struct("<7q")
 """The fields of `Stretch`."""
 
 _PART_BYTES = 128 << 10
+
+_SCANNED = frozenset({FrameType.WINDOW_OPENED, FrameType.CAP, FrameType.CLOCK_SYNC, FrameType.RECOVERED})
+"""Types of small records that a scan decodes."""
 
 _MOST = np.iinfo(np.int64).max
 
@@ -150,6 +167,30 @@ class _Open:
         return made
 
 
+class _WindowEnd(msgspec.Struct, frozen=True):
+    """The fields of a `WindowRecord` that an index has. The others may be large."""
+
+    index: Int64
+    start_ns: Int64
+    end_ns: Int64
+    steps: bytes = b""
+    complete: bool = False
+    ledger: msgspec.Raw = msgspec.Raw(b"\x80")
+    wall_start_ns: Int64 = 0
+
+    def accounts(self) -> Ledger:
+        """Its accounts; empty if they are too large, or cannot be decoded."""
+        found = decode_record(FrameType.LEDGER, bytes(self.ledger)) if len(self.ledger) <= _MAX_LEDGER_BYTES else None
+        return Ledger() if found is None else found
+
+    def numbers(self) -> NDArray[np.int64]:
+        """Numbers of its steps."""
+        return np.frombuffer(self.steps, "<i8", len(self.steps) // STEP_BYTES * 3)[::3]
+
+
+_decode_window_end = msgspec.msgpack.Decoder(_WindowEnd).decode
+
+
 class IndexBuilder:
     """Builds the index while a journal is written or scanned, with 104 bytes per window since the last index."""
 
@@ -191,7 +232,9 @@ class IndexBuilder:
         return made
 
     def add_frame(self, header: EventsHeader, begin: int) -> None:
-        """Adds an events frame that was scanned."""
+        """Adds an events frame that was scanned, unless more windows are open than an index can have."""
+        if header.window not in self.open and len(self.open) >= MAX_OPEN:
+            return
         window = self._of(header.window, begin)
         if header.count:
             window.first_ns = min(window.first_ns, header.first_ns)
@@ -220,41 +263,52 @@ class IndexBuilder:
 
     def close_window(self, window: Window, begin: int, end: int) -> None:
         """Adds the end of a window, whose frame has the positions `begin` to `end`."""
+        steps = (len(window.steps), window.steps[0].number, window.steps[-1].number) if window.steps else NO_STEPS
+        self._close(window, window.ledger, steps, begin, end)
+
+    def _close(
+        self, window: Window | _WindowEnd, ledger: Ledger, steps: tuple[int, int, int], begin: int, end: int
+    ) -> None:
+        """Args: the window, its accounts, the number of its steps and those of the first and the last, and positions of its frame."""
         opened = self.open.pop(window.index, None) or _Open(begin)
         if opened.in_index or len(opened.stretches) > 1:
             self.stretches += _packed(opened.stretches)
         else:  # its row says as much
             self._stretch_bytes -= STRETCH.size * len(opened.stretches)
-        output = window.ledger.outputs.get(JOURNAL)
+        output = ledger.outputs.get(JOURNAL)
         self.dropped |= output is not None and bool(output.dropped)
-        steps = window.steps
         self.rows += ROW.pack(
             window.index,
             opened.begin,
             end,
             begin,
             opened.events.total(),
-            min(window.ledger.lost(JOURNAL).total(), _MOST),
+            min(ledger.lost(JOURNAL).total(), _MOST),
             window.start_ns,
             window.end_ns,
             window.wall_start_ns,
-            len(steps),
-            steps[0].number if steps else 0,
-            steps[-1].number if steps else -1,
+            *steps,
             window.complete,
         )
 
     def add_record(self, kind: int, payload: bytes, begin: int, end: int) -> None:
-        """Adds another frame that was scanned, with its position."""
-        record = decode_record(kind, payload)
+        """Adds another frame that was scanned, with its position. Of records that may be large only what is needed is decoded."""
+        if kind == FrameType.METADATA:
+            self.metadata = begin
+        elif kind == FrameType.LEDGER:
+            self.ledger = begin
+        elif kind == FrameType.WINDOW_CLOSED:
+            with contextlib.suppress(msgspec.MsgspecError, ValueError, RecursionError):  # it is damaged
+                window = _decode_window_end(payload)
+                numbers = window.numbers()
+                steps = (len(numbers), int(numbers[0]), int(numbers[-1])) if len(numbers) else NO_STEPS
+                self._close(window, window.accounts(), steps, begin, end)
+        elif kind in _SCANNED:
+            self._add_small(decode_record(kind, payload), begin)
+
+    def _add_small(self, record: Any, begin: int) -> None:
         if isinstance(record, WindowOpened):
             self._opened[record.index] = begin
-        elif isinstance(record, WindowRecord):
-            self.close_window(record.window(), begin, end)
-        elif isinstance(record, MetadataRecord):
-            self.metadata = begin
-        elif isinstance(record, Ledger):
-            self.ledger = begin
         elif isinstance(record, RecoveredRecord):
             self.recovered = begin
         elif isinstance(record, CapRecord):
@@ -459,13 +513,14 @@ def index_records(frames: FrameReader, *, gaps: bool = False) -> list[tuple[int,
     return [(found.position, found.record) for found in index_frames(frames, gaps=gaps)]
 
 
-def index_frames(frames: FrameReader, *, gaps: bool = False) -> list[IndexFrame]:
-    """The index frames of a journal, in order; none if one of them is missing or damaged, or if the journal was closed with more windows
-    than they have.
+def index_frames(frames: FrameReader, *, gaps: bool = False, most_bytes: int = sys.maxsize) -> list[IndexFrame]:
+    """The index frames of a journal, in order; none if one of them is missing or damaged, if there are more than `MAX_INDEXES`, or if
+    the journal was closed with more windows than they have.
 
     Args:
         frames: a reader of the journal.
         gaps: accept that segments are missing, with their index frames.
+        most_bytes: memory for them; of more, the older ones are left out.
     """
     last = frames.last()
     end = None if last is None or last[0] != FrameType.END else decode_record(last[0], last[2])
@@ -477,15 +532,21 @@ def index_frames(frames: FrameReader, *, gaps: bool = False) -> list[IndexFrame]
     else:
         at = frames.find_last(FrameType.INDEX)
     found: list[IndexFrame] = []
-    while at >= frames.files.begin:
+    nbytes = 0
+    while at >= frames.files.begin and len(found) <= MAX_INDEXES:
         index = _index_at(frames, at)
         if index is None and gaps and (missing := frames.files.end_before(at)) is not None:
             index, windows = _index_at(frames, frames.find_last(FrameType.INDEX, missing)), None
             index = index if index is not None and index.end == missing else None
         if index is None or (found and index.position >= found[-1].position):
             return []
+        nbytes += index.end - index.position + _INDEX_OVERHEAD
+        if nbytes > most_bytes:
+            return found[::-1]
         found.append(index)
         at = index.record.before
+    if len(found) > MAX_INDEXES:
+        return []
     if windows is not None and sum(len(index.record.rows) // ROW.size for index in found) != windows:
         return []
     return found[::-1]
@@ -493,8 +554,10 @@ def index_frames(frames: FrameReader, *, gaps: bool = False) -> list[IndexFrame]
 
 def _index_at(frames: FrameReader, at: int) -> IndexFrame | None:
     found = frames.frame_at(at) if at > 0 else None
-    record = decode_record(FrameType.INDEX, found[0][2]) if found and found[0][0] == FrameType.INDEX else None
-    return IndexFrame(at, found[1], found[2], record) if found and isinstance(record, IndexRecord) else None
+    if found is None or found[0][0] != FrameType.INDEX or len(found[0][2]) > MAX_INDEX_BYTES:
+        return None
+    record = decode_record(FrameType.INDEX, found[0][2])
+    return IndexFrame(at, found[1], found[2], record) if isinstance(record, IndexRecord) else None
 
 
 def record_at(frames: FrameReader, at: int, kind: FrameType) -> Any:

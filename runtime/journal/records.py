@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -21,7 +21,10 @@ from stepscope.runtime.journal.format import FrameType
 from stepscope.runtime.session.ranks import valid_rank, valid_world_size
 from stepscope.runtime.windows.window import Step, Window
 
-_STEP_BYTES = 24
+STEP_BYTES = 24
+"""Of a step in a `WindowRecord`: its number, start and end."""
+MAX_OPEN = 1 << 16
+"""Open windows in an index. More come from hostile input."""
 
 
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,7 +83,7 @@ class WindowRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def step_count(self) -> int:
-        return len(self.steps) // _STEP_BYTES
+        return len(self.steps) // STEP_BYTES
 
     def _rows(self) -> NDArray[np.int64]:
         return np.frombuffer(self.steps, "<i8", self.step_count * 3).reshape(-1, 3)
@@ -192,7 +195,7 @@ class IndexRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Windows that were closed since the previous index, in their order: see `index.py`."""
     stretches: memoryview = memoryview(b"")
     """Frames of long windows since the previous index, with their steps and times: see `index.py`."""
-    open: list[WindowSoFar] = []
+    open: Annotated[list[WindowSoFar], msgspec.Meta(max_length=MAX_OPEN)] = []
     metadata: Int64 = 0
     """Position of the last frame with the run's metadata; 0 = none."""
     ledger: Int64 = 0

@@ -30,7 +30,7 @@ from stepscope.runtime.files.private_files import (
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal import records as records
 from stepscope.runtime.journal.append_file import AppendFile
-from stepscope.runtime.journal.index import IndexBuilder
+from stepscope.runtime.journal.index import MAX_INDEX_BYTES, IndexBuilder
 from stepscope.runtime.journal.segments import SEGMENT_AGE_S, Segment
 from stepscope.runtime.loop_threads.condition import LoopCondition
 from stepscope.runtime.threads.native_threads import Lock
@@ -486,9 +486,9 @@ class JournalWriter:
             self._frames(fmt.FrameType.OUTLINE, batch)
         position = self._end
         payload = records.encode_record(index.record(outlines))
-        if len(payload) <= fmt.MAX_PAYLOAD:
+        if len(payload) <= MAX_INDEX_BYTES:
             self._frame(fmt.FrameType.INDEX, payload)
-        if len(payload) > fmt.MAX_PAYLOAD or not self._fits(reserve):
+        if len(payload) > MAX_INDEX_BYTES or not self._fits(reserve):
             self._discard()
             self._index = None
             return 0

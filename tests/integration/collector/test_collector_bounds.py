@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 import msgspec
 import pytest
 from websockets.exceptions import ConnectionClosed
+from websockets.frames import Frame
 
 from stepscope.collector.app import Collector
 from stepscope.collector.files.stream_file import StreamFile
@@ -24,7 +25,7 @@ from stepscope.collector.files.writer import Writer
 from stepscope.collector.live import stream as live_stream
 from stepscope.collector.live.stream import Allowance, Stream
 from stepscope.collector.settings import CollectorSettings
-from stepscope.collector.web import web_protocols
+from stepscope.collector.web import server, web_protocols
 from stepscope.exporters.nats.names import Names
 from stepscope.exporters.specimens import run_in as a_run
 from stepscope.exporters.stream import protocol
@@ -156,14 +157,14 @@ async def test_a_fault_in_the_writer_costs_one_stream(tmp_path: Path) -> None:
     good.close()
 
 
-async def test_a_writer_without_a_thread_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The exporter is to come again, and is served when there may be one."""
+@pytest.mark.parametrize("name", ["stepscope-writer", "stepscope disk"])
+async def test_a_collector_without_a_thread_says_so(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For the writer, or to open a file: the exporter is to come again, and is served when there may be one."""
     start = threading.Thread.start
-    failed: list[str] = []
+    refusing = [name]
 
     def starting(thread: threading.Thread) -> None:
-        if thread.name == "stepscope-writer" and not failed:
-            failed.append(thread.name)
+        if thread.name in refusing:
             raise RuntimeError("can't start new thread")
         start(thread)
 
@@ -172,12 +173,15 @@ async def test_a_writer_without_a_thread_is_reported(tmp_path: Path, monkeypatch
         for expected in (protocol.Refused, protocol.Ack):
             async with connected(running.url) as one:
                 await one.send(hello())
-                assert isinstance(welcome := await answer(one), protocol.Welcome) and welcome.next == 0
-                response = await send_frames(one, 0, 5)
+                response = await answer(one)
+                if isinstance(response, protocol.Welcome):
+                    assert response.next == 0
+                    response = await send_frames(one, 0, 5)
                 assert isinstance(response, expected), response
                 if isinstance(response, protocol.Refused):
                     assert response.retry and "can't start new thread" in response.reason
-    assert failed and running.journal().read_bytes() == fmt.encode_file_header(SYNC) + frames(0, 5)
+            refusing.clear()
+    assert running.journal().read_bytes() == fmt.encode_file_header(SYNC) + frames(0, 5)
 
 
 def test_confirmed_frames_are_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -248,6 +252,37 @@ def summary(number: int) -> StepSummary:
     """One as large as it may be."""
     run = StepRun(0, number * MAX_SUMMARY_STEPS, number * 10**9, STEP * MAX_SUMMARY_STEPS)
     return StepSummary(0, 0, 0, [run], b"")
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [b"\x89\x80\0\0\0\0", b"\x82\x89\0\0\0\0" + protocol.encode(protocol.Obeyed(0, b""))],
+    ids=["pings", "messages"],
+)
+async def test_a_flood_of_small_frames_waits(frame: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Thousands are in each read: others are answered before all of them are parsed."""
+    parsed = 0
+
+    class Counted(web_protocols.WebSocketProtocol):
+        def handle_ping(self) -> None:
+            nonlocal parsed
+            parsed += 1
+            super().handle_ping()
+
+        def handle_bytes(self, event: Frame) -> None:
+            nonlocal parsed
+            parsed += 1
+            super().handle_bytes(event)
+
+    monkeypatch.setattr(server, "WebSocketProtocol", Counted)
+    async with collecting(tmp_path) as running, welcomed(running) as one, welcomed(running, "f" * 32) as other:
+        one.transport.pause_reading()
+        one.transport.write(frame * 200_000)
+        for number in range(20):
+            await other.send(protocol.encode(protocol.Ping(number)))
+            assert isinstance(await answer(other), protocol.Pong)
+        assert 1000 < parsed < 20_000
+        one.transport.abort()
 
 
 async def test_a_flood_of_summaries_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import shutil
 import struct
 from pathlib import Path
 
@@ -201,3 +203,19 @@ async def test_exporters_are_asked_for_less_when_they_are_many(tmp_path: Path) -
             assert isinstance(welcome := await answer(made), protocol.Welcome)
             sizes.append(welcome.max_message)
         assert sizes == [1 << 20, 512 << 10]
+
+
+async def test_streams_that_cannot_be_written_do_not_flood_the_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of a full disk, or a directory that was removed, thousands of ranks come again every few seconds."""
+    async with collecting(tmp_path) as running:
+        shutil.rmtree(tmp_path / "streams")
+        for _ in range(60):
+            async with connected(running.url) as one:
+                await one.send(hello())
+                refused = await answer(one)
+                assert isinstance(refused, protocol.Refused) and refused.retry and "cannot write" in refused.reason
+    lines = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert str(running.journal().parent) in lines[0]
+    assert len(lines) <= 20, "ten a minute"

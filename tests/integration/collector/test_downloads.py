@@ -9,9 +9,11 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import AsyncGenerator, Generator, Sequence
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from stepscope.collector.app import Collector
@@ -21,16 +23,19 @@ from stepscope.collector.downloads.downloads import Bounds, Download, Downloads,
 from stepscope.collector.errors import StuckError
 from stepscope.collector.files import blocking_pool
 from stepscope.collector.files.disk import disk_use
+from stepscope.collector.live.stream import Stream
 from stepscope.collector.problems import ProblemError
 from stepscope.collector.settings import CollectorSettings
-from stepscope.collector.web import web_protocols
+from stepscope.collector.web import api, web_protocols
 from stepscope.exporters.stream import protocol
 from stepscope.runtime.errors import INCOMPLETE
+from stepscope.runtime.journal import format as fmt
+from stepscope.runtime.journal.records import WindowOpened, encode_record
 from tests.support.basics import children, poll
 from tests.support.collecting import send_request, wait_until
 from tests.support.collectors import answer, collecting, connected
 from tests.support.messages import refused
-from tests.support.streams import STREAM, frames, frames_header, hello
+from tests.support.streams import RUN, STREAM, frames, frames_header, hello
 from tests.support.window_streams import END, run_of, stored, windows
 
 
@@ -324,3 +329,25 @@ async def test_abandoned_downloads_are_not_read(tmp_path: Path) -> None:
             await poll(lambda: not running.server.server_state.connections)
             assert (await asyncio.to_thread(send_request, url)).json()["left_out"] == 0
             assert len(processes) < len(clients) / 2
+
+
+async def test_files_of_many_ranks_are_found_though_each_takes_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a disk of a network: all together take longer than the disk may take to answer."""
+    monkeypatch.setattr(blocking_pool, "PATIENCE", 1.5)
+    monkeypatch.setattr(api, "TOGETHER", 32, raising=False)
+    async with collecting(tmp_path) as running:
+        store, existing = running.collector.store, running.collector.store.existing
+
+        def slowly(stream: str) -> Path | None:
+            time.sleep(0.01)
+            return existing(stream)
+
+        monkeypatch.setattr(store, "existing", slowly)
+        for rank in range(300):
+            run = msgspec.structs.replace(RUN, rank=rank)
+            running.collector.streams.add(stream := Stream(f"{rank:032x}", run))
+            stream.add_frames([(fmt.FrameType.WINDOW_OPENED, 0, encode_record(WindowOpened(0, 0)))], 0, 1)
+        response = await asyncio.to_thread(ask, f"http://127.0.0.1:{running.port}/v1/windows/0/perfetto")
+    assert response.status == 404 and "no file is left of window 0" in response.json()["detail"]

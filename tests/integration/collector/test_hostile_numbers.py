@@ -33,7 +33,7 @@ from stepscope.runtime.control.entry_points.control_file import decode_control_f
 from stepscope.runtime.control.rate import Pace
 from stepscope.runtime.errors import ControlError
 from stepscope.runtime.journal import format as fmt
-from stepscope.runtime.journal.records import ClockSync, RunRecord
+from stepscope.runtime.journal.records import ClockSync, RunRecord, WindowOpened, encode_record
 from stepscope.runtime.requests.armed import Armed, ArmedStatus
 from stepscope.runtime.requests.command import MAX_RATE, Answer, Command
 from stepscope.runtime.requests.end_change import EndRequest, choose_end
@@ -203,6 +203,18 @@ async def test_records_with_odd_numbers(value: int, tmp_path: Path) -> None:
     if windows:
         report = await Merge(described, windows, tmp_path).together(MemoryExporter())
         assert msgspec.json.encode(report) and report.text()
+
+
+async def test_steps_whose_numbers_no_integer_of_64_bits_has() -> None:
+    """A summary that has them costs no other stream its windows."""
+    streams = Streams(8)
+    for number in range(2):
+        streams.add(stream := Stream(f"{number:032x}", msgspec.structs.replace(RUN, rank=number)))
+        stream.add_frames([(fmt.FrameType.WINDOW_OPENED, 0, encode_record(WindowOpened(number, 0)))], 0, 1)
+        runs = [protocol.StepRun(number, first, 0, bytes(8 * 3)) for first in (5, (1 << 63) - 2)]
+        stream.add_summary(protocol.StepSummary(0, 0, 0, runs[: number + 1], b""))
+    windows = await Live(streams, Downloads(Path("/nowhere")), exposed=False).windows(10)
+    assert {window.index for window in windows} == {0, 1}
 
 
 MANY = ",".join(f"{million}000000-{million}999999" for million in range(1, 57))

@@ -58,6 +58,7 @@ def summary(
     stalled: Phase = Phase.CHECKPOINT,
     runs: float = 1.0,
     queued: int = 0,
+    preempted: float = 1,
 ) -> StepSummary:
     """A summary of steps with so much work each, in ns.
 
@@ -69,6 +70,7 @@ def summary(
         stalled: the phase that does.
         runs: share of the steps for which the thread runs; backward takes no more.
         queued: ns for which the thread waits for a processor in each longer step.
+        preempted: how often it is made to wait in a step.
     """
     facts: Any = np.zeros(len(work), FACTS_DTYPE)
     took = np.array(work, np.int64)
@@ -86,7 +88,7 @@ def summary(
         facts[name] = np.nan
     facts["operators"], facts["cpu_ns"] = 10, took * runs
     if queued:
-        facts["run_queue_ns"], facts["preemptions"] = np.where(np.array(work) > STEP, queued, 0), 1
+        facts["run_queue_ns"], facts["preemptions"] = np.where(np.array(work) > STEP, queued, 0), preempted
     return summary_of(facts, events=0, lost=0)
 
 
@@ -154,6 +156,11 @@ FAULTS: dict[str, tuple[Callable[[], list[StepSummary]], str, list[int]]] = {
         [1],
     ),
     "a program that sleeps": (lambda: [summary([STEP] * 60, runs=0.1)], "program-waits", []),
+    "a thread that waits for processors, without a count of how often": (
+        lambda: [summary([STEP + 1] * 60, queued=10_000_000, preempted=np.nan)],
+        "processors-contended",
+        [],
+    ),
     "stalls that have begun": (lambda: [summary([STEP] * 460, stalls=20, well=400)], "periodic-stall", []),
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,8 @@ from stepscope.exporters.stream.websocket import WebSocketTransport
 from stepscope.runtime.events.record import empty_block
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal import frame_reader
+from stepscope.runtime.journal.index import ROW
+from stepscope.runtime.journal.records import IndexRecord, encode_record
 from stepscope.runtime.journal.segments import segment_paths
 from stepscope.runtime.journal.writer import JournalWriter
 from tests.support.basics import poll
@@ -228,6 +231,26 @@ async def test_evicted_events_count_once(
     stream = streams.all["a" * 32]
     assert stream.windows.discarded == sum(one.events for one in evicted) > 0 and not stream.missing
     assert stream.events == 400
+
+
+async def test_indexes_take_bounded_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank may send any number of them. Of more than have room the newest count."""
+    store = Store(CollectorSettings(directory=tmp_path))
+    frames: list[Frame] = [(fmt.FrameType.RUN, 0, encode_record(run_of()))]
+    position, before = fmt.FILE_HEADER.size + fmt.FRAME_HEADER.size + len(frames[0][2]), 0
+    for _ in range(40):
+        record = encode_record(IndexRecord(before=before, rows=memoryview(bytes(ROW.size * 40_000))))
+        frames.append((fmt.FrameType.INDEX, 0, record))
+        before, position = position, position + fmt.FRAME_HEADER.size + len(record)
+    stored(store, "a" * 32, [*frames, (99, 0, bytes(100))])
+    monkeypatch.setattr(startup_recovery, "READ_BYTES", 50)
+    tracemalloc.start()
+    try:
+        streams = await restored(store)
+        assert tracemalloc.get_traced_memory()[1] < 128 << 20
+    finally:
+        tracemalloc.stop()
+    assert 0 < streams.all["a" * 32].windows.count < 40 * 40_000
 
 
 @pytest.mark.parametrize("where", ["middle", "begin", "end"])

@@ -8,6 +8,7 @@ import logging
 import os
 import random
 import re
+import shutil
 import signal
 import socket
 import ssl
@@ -108,6 +109,25 @@ def test_a_second_collector_is_refused(tmp_path: Path) -> None:
         collector.process.wait()
     with collecting(tmp_path):
         pass
+
+
+async def test_a_directory_that_was_made_anew_is_another_ones(tmp_path: Path) -> None:
+    """A collector whose directory was removed writes nothing into that of the one that was started in its place, and deletes nothing."""
+    settings = CollectorSettings(directory=tmp_path / "c", port=0)
+    first = Collector(settings)
+    async with first.serving() as url:
+        shutil.rmtree(tmp_path / "c")
+        async with Collector(settings).serving() as other:
+            async with connected(url.replace("http", "ws")) as one:
+                await one.send(hello())
+                response = await answer(one)
+            assert isinstance(response, protocol.Refused) and response.retry and "was removed" in response.reason
+            assert not list(journals(tmp_path / "c"))
+            with refused(FileNotFoundError, "was removed"):
+                first.storage.enforce()
+            async with connected(other.replace("http", "ws")) as one:
+                await one.send(hello())
+                assert isinstance(await answer(one), protocol.Welcome)
 
 
 async def test_serving_in_a_program(tmp_path: Path) -> None:

@@ -53,6 +53,13 @@ async def test_a_collector_names_its_clocks(tmp_path: Path) -> None:
     assert (tmp_path / server_clock.CLOCK_NAMES).stat().st_mode & 0o777 == 0o600
 
 
+def test_a_name_that_was_cut_costs_itself(tmp_path: Path) -> None:
+    """As by a full disk: the next start has a line of its own."""
+    (tmp_path / server_clock.CLOCK_NAMES).write_text(f"{OURS}\n{NOBODYS[:7]}")
+    server_clock.add_clock_name(tmp_path, "d" * 32)
+    assert server_clock.read_clock_names(tmp_path) == {OURS, "d" * 32}
+
+
 def test_a_clock_that_no_collector_had_does_not_count(tmp_path: Path) -> None:
     """A stream with ten times the round trips of all others, to a clock of its own, is not what all are measured by."""
     for rank in (0, 1):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable, Sequence
+import tracemalloc
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from stepscope.runtime.events.clock import ClockSync
 from stepscope.runtime.events.record import EventBatch, Kind, empty_block, join_blocks
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal import index as journal_index
-from stepscope.runtime.journal.frame_reader import Damage
+from stepscope.runtime.journal.frame_reader import Damage, FrameReader
 from stepscope.runtime.journal.index import JournalIndex
 from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.journal.records import EndRecord, IndexRecord, MetadataRecord, encode_record
@@ -386,6 +387,8 @@ def test_an_index_that_leads_elsewhere(offset: int, tmp_path: Path) -> None:
         ("text", 0),
         (IndexRecord(), 21),
         (IndexRecord(), 1 << 60),
+        (IndexRecord(), (1 << 63) - 1),
+        (IndexRecord(before=(1 << 63) - 1), 0),
         (IndexRecord(), -1),
     ],
 )
@@ -452,3 +455,70 @@ def test_a_minute_with_little_in_it_has_no_index(tmp_path: Path) -> None:
         assert not builder.is_due(journal_index.MIN_BYTES)
         builder.add_sync(ClockSync(sent=number, arrived=0, answered=0, returned=0, clock="c"))
     assert builder.is_due(journal_index.MIN_BYTES), "no comparison of clocks is left out"
+
+
+def mapping(fields: dict[str, bytes]) -> bytes:
+    """A map in MessagePack whose values are packed."""
+    return bytes([0x80 | len(fields)]) + b"".join(
+        msgspec.msgpack.encode(name) + value for name, value in fields.items()
+    )
+
+
+def array(count: int, items: bytes) -> bytes:
+    """An array in MessagePack."""
+    return b"\xdd" + count.to_bytes(4, "big") + items
+
+
+def lists() -> bytes:
+    """4 Mi empty lists, which take 256 MiB in memory."""
+    return mapping({"a": array(4 << 20, b"\x90" * (4 << 20))})
+
+
+def counts(number: int) -> bytes:
+    """So many counts by name, which take 14 times as much in memory."""
+    packed = (msgspec.msgpack.encode(f"{each:x}") + b"\0" for each in range(number))
+    return b"\xdf" + number.to_bytes(4, "big") + b"".join(packed)
+
+
+def opened(number: int, events: bytes = b"\x80") -> bytes:
+    """The open windows of an index."""
+    return mapping({"open": array(number, (b"\x95\0\0\0\0" + events) * number)})
+
+
+def closed(fields: dict[str, bytes]) -> bytes:
+    """The end of a window."""
+    return mapping({"index": b"\0", "start_ns": b"\0", "end_ns": b"\0"} | fields)
+
+
+LARGE: dict[str, Callable[[], list[tuple[int, bytes]]]] = {
+    "open windows of an index": lambda: [(fmt.FrameType.INDEX, opened(1 << 20))],
+    "sources of an index": lambda: [(fmt.FrameType.INDEX, opened(400, counts(5000)))],
+    "an index that no other leads to": lambda: [
+        (fmt.FrameType.INDEX, opened(1 << 20)),
+        (fmt.FrameType.INDEX, mapping({"before": b"\x19"})),
+    ],
+    "metadata of a window": lambda: [(fmt.FrameType.WINDOW_CLOSED, closed({"metadata": lists()}))],
+    "accounts of a window": lambda: [
+        (fmt.FrameType.WINDOW_CLOSED, closed({"ledger": mapping({"cut": counts(1_000_000)})}))
+    ],
+    "metadata": lambda: [(fmt.FrameType.METADATA, mapping({"values": lists()}))],
+    "windows": lambda: [
+        (fmt.FrameType.EVENTS, fmt.EVENTS_HEADER.pack(0, 0, number, 0, 0, 0)) for number in range(150_000)
+    ],
+}
+
+
+@pytest.mark.parametrize("what", LARGE)
+def test_no_record_takes_many_times_its_size(what: str, tmp_path: Path) -> None:
+    """Where a journal is looked through that anybody may have sent: what an index does not need is not decoded."""
+    path, sync = tmp_path / "journal", fmt.new_sync_word()
+    frames = [fmt.encode_frame(sync, kind, n, [payload]) for n, (kind, payload) in enumerate(LARGE[what]())]
+    path.write_bytes(fmt.encode_file_header(sync) + b"".join(bytes(part) for frame in frames for part in frame))
+    reader = FrameReader(path)
+    tracemalloc.start()
+    try:
+        assert (journal_index.read_index(reader) or journal_index.scan(reader)) is not None
+        assert tracemalloc.get_traced_memory()[1] < 64 << 20
+    finally:
+        tracemalloc.stop()
+        reader.close()
