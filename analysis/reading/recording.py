@@ -63,6 +63,8 @@ class Rank:
     """
 
     missing_steps = ""
+    _deleted: tuple[str, ...] = ()
+    """Sentences on journals whose oldest files were deleted."""
     foreign = False
     """Whether another program than stepscope recorded it."""
     rows: Sequence[WindowRow] = ()
@@ -92,6 +94,11 @@ class Rank:
         self.missing: dict[str, int] = {}
         self.paths = [each.path for each in (found, *others)]
         self._gaps = {each.path: each.gaps for each in (found, *others)}
+        self._deleted = tuple(
+            f"the beginning of {each.path.name} is missing: its files before {each.first_segment} were deleted"
+            for each in (found, *others)
+            if each.first_segment
+        )
         for each in (found, *others):
             read = each.rows["closed"] == 0 if only is not None else np.ones(len(each.rows), np.bool_)
             self._note_damage(each.path, each.damage)
@@ -115,7 +122,7 @@ class Rank:
     @property
     def notes(self) -> tuple[str, ...]:
         """The parts that could not be read, and why; complete once its events were read."""
-        return (*self.damage.values(), *filter(None, [self.missing_steps]))
+        return (*self.damage.values(), *self._deleted, *filter(None, [self.missing_steps]))
 
     def _note_damage(self, path: Path, damage: Damage) -> None:
         self.damage = {other: text for other, text in self.damage.items() if other != path}

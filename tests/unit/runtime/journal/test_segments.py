@@ -122,7 +122,7 @@ def test_missing_and_cut_files_cost_themselves_only(
 
 
 def test_a_window_without_its_beginning_is_listed_as_incomplete(tmp_path: Path) -> None:
-    """One that lies in deleted files is not listed."""
+    """One that lies in deleted files is not listed. `explain` says that files are missing."""
     acts = [(0, False)] * 4 + [(0, True)] + [(1, False)] * 4 + [(1, True)] + [(2, False)] * 4 + [(2, True)]
     path = written(tmp_path, acts, 400)
     with JournalReader(path) as reader:
@@ -139,7 +139,10 @@ def test_a_window_without_its_beginning_is_listed_as_incomplete(tmp_path: Path) 
         assert listed[0] == (begins[0] >= first)
     assert listed == {number: begins[number] >= first for number in listed}
     assert listed[2] is True
-    assert [rank.path for rank in load(tmp_path).ranks] == [path]
+    (rank,) = load(tmp_path).ranks
+    assert rank.path == path
+    assert rank.notes == (f"the beginning of journal is missing: its files before {files[0].name} were deleted",)
+    assert not load(files[-1]).ranks[0].notes, "it was asked for alone"
 
 
 def test_the_file_of_another_run_is_passed_over(tmp_path: Path) -> None:
