@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from stepscope.analysis.reading.run_choice import Launch, launches_in
 from stepscope.analysis.tables.flops import PEAK, read_peak
@@ -24,9 +25,11 @@ from stepscope.runtime.accounting.ledger import sum_ledgers
 from stepscope.runtime.display.text_table import human_count
 from stepscope.runtime.errors import FormatError, NoWindowError
 from stepscope.runtime.events import strings
+from stepscope.runtime.events.intervals import FOREVER
 from stepscope.runtime.events.record import Block, EventBatch, join_blocks
 from stepscope.runtime.events.tables import columns_of_events
 from stepscope.runtime.journal import segments
+from stepscope.runtime.journal.format import EventsHeader
 from stepscope.runtime.journal.frame_reader import Damage, FrameReader
 from stepscope.runtime.journal.index import WindowRow, rows_of
 from stepscope.runtime.journal.reader import JournalReader
@@ -63,6 +66,8 @@ class Rank:
     """
 
     missing_steps = ""
+    _deleted: tuple[str, ...] = ()
+    """Sentences on journals whose oldest files were deleted."""
     foreign = False
     """Whether another program than stepscope recorded it."""
     rows: Sequence[WindowRow] = ()
@@ -92,6 +97,11 @@ class Rank:
         self.missing: dict[str, int] = {}
         self.paths = [each.path for each in (found, *others)]
         self._gaps = {each.path: each.gaps for each in (found, *others)}
+        self._deleted = tuple(
+            f"the beginning of {each.path.name} is missing: its files before {each.first_segment} were deleted"
+            for each in (found, *others)
+            if each.first_segment
+        )
         for each in (found, *others):
             read = each.rows["closed"] == 0 if only is not None else np.ones(len(each.rows), np.bool_)
             self._note_damage(each.path, each.damage)
@@ -115,7 +125,7 @@ class Rank:
     @property
     def notes(self) -> tuple[str, ...]:
         """The parts that could not be read, and why; complete once its events were read."""
-        return (*self.damage.values(), *filter(None, [self.missing_steps]))
+        return (*self.damage.values(), *self._deleted, *filter(None, [self.missing_steps]))
 
     def _note_damage(self, path: Path, damage: Damage) -> None:
         self.damage = {other: text for other, text in self.damage.items() if other != path}
@@ -148,6 +158,22 @@ class Rank:
                     if isinstance(item, EventBatch):
                         yield item
                 self._note_damage(path, beyond(reader.damage, self._gaps[path]))
+
+    def watermarks(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """How many events end with each frame, and the begin of the earliest event of the frames from each one on, in ns. Reads the
+        heads of the frames only."""
+        heads: list[tuple[int, int]] = []
+
+        def note(head: EventsHeader) -> bool:
+            heads.append((head.count, head.first_ns if head.count else FOREVER))
+            return False
+
+        for path in self.paths:
+            with JournalReader(path) as reader:
+                for _ in reader.items(self._only, note):
+                    pass
+        counts, begins = np.array(heads, np.int64).reshape(-1, 2).T
+        return np.cumsum(counts), np.append(np.minimum.accumulate(begins[::-1])[::-1], FOREVER)
 
     def check_frames(self) -> None:
         """Reads all frames for their checksums, and no events of them: 0.3 s for 100 MB."""

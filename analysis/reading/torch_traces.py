@@ -14,6 +14,7 @@ from typing import Any, cast
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from stepscope.analysis.reading.recording import Rank
 from stepscope.analysis.tables.allocations import CAPACITY
@@ -21,6 +22,7 @@ from stepscope.backends.torch.kineto.blocks import KinetoConverter, SavedTracks,
 from stepscope.backends.torch.kineto.file import KinetoEvent, KinetoFile
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.events.clock import ClockMapping
+from stepscope.runtime.events.intervals import FOREVER
 from stepscope.runtime.events.nesting import cut_frames
 from stepscope.runtime.events.record import Block, EventBatch, Kind, empty_block, join_blocks
 from stepscope.runtime.session.note import JOURNAL
@@ -179,6 +181,10 @@ class TraceRank(Rank):
         self.windows = {number: _window(number, 0, 0, []) for number in range(len(traces))}
         """Windows of the files; they get times and steps when the events are read."""
         self._facts = self._only = None
+
+    def watermarks(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Nothing is known of events that have not been read."""
+        return np.zeros(0, np.int64), np.full(1, -FOREVER)
 
     def batches(self, window: int | None = None) -> Iterator[EventBatch]:
         """Batches of events, steps first, others in the order of the file.

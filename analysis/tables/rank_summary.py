@@ -182,11 +182,15 @@ class RankSummary:
         builders = facts_builders()
         devices: defaultdict[int, DeviceBuilder] = defaultdict(lambda: DeviceBuilder(most_spans))
         pipelines = PipelineBuilder()
-        impossible = 0
+        impossible = read = 0
+        ends, begins = rank.watermarks()
         for batch in join_batches(rank.batches(), BATCH):
             events = possible(batch.events)
             impossible += len(batch) - len(events)
             builders[batch.window].update(events)
+            read += len(batch)
+            complete_ns = int(begins[np.searchsorted(ends, read, side="right")])
+            builders[batch.window].finish_until(complete_ns, divide=False)
             devices[batch.window].update(events)
             table.update(events)
             checked = EventBatch(batch.source, batch.window, events, batch.args)

@@ -84,6 +84,8 @@ class Recording(msgspec.Struct, kw_only=True):
     """Events that a collector evicted, for want of room."""
     stream: str
     """Id of the stream, if a collector stores it; else empty."""
+    first_segment: str = ""
+    """Name of its oldest file, if older ones were deleted."""
     unfinished: dict[int, Window] | None = None
     """The windows without an end, after `read_open`."""
 
@@ -125,6 +127,7 @@ class Recording(msgspec.Struct, kw_only=True):
             evicted = read_evicted(path) if stream_of(path) else []
             gaps = gaps_of(reader, evicted)
             damage = msgspec.structs.replace(index.damage, header=reader.damage.header)
+            first = reader.files.at(reader.files.begin).path
         finally:
             reader.close()
         run = msgspec.structs.replace(run, anchor=_sane_anchor(run.anchor))
@@ -156,6 +159,7 @@ class Recording(msgspec.Struct, kw_only=True):
             ledger=ledger,
             discarded=sum(one.events for one in evicted),
             stream=stream_of(path),
+            first_segment=first.name if first != path else "",
         )
 
     def rows_of(self, numbers: NDArray[np.int64]) -> Rows:

@@ -20,7 +20,7 @@ from stepscope.exporters.nats.servers import Servers
 from stepscope.exporters.network.secrets import read_secret
 from stepscope.runtime.loop_threads.ending_tasks import finish
 
-CLOSING = 2.0
+CLOSING_TIMEOUT_S = 2.0
 """Seconds that a server has to take what is sent to it last."""
 
 _PART = r"-{3,}BEGIN %s-{3,}\r?\n([A-Za-z0-9_.=-]+)\r?\n"
@@ -66,7 +66,7 @@ class Guarded(Client):
         """
         try:
             with contextlib.suppress(TimeoutError):
-                await finish(super().close(), CLOSING)
+                await finish(super().close(), CLOSING_TIMEOUT_S)
         finally:
             untyped: Any = self._transport
             writer: asyncio.StreamWriter | None = getattr(untyped, "_io_writer", None)

@@ -25,7 +25,7 @@ from stepscope.exporters.nats.servers import NatsLimits
 from stepscope.exporters.stream import protocol
 from stepscope.runtime.errors import FormatError
 
-HELLO_SPARE = 86_400.0
+HELLO_SPARE_S = 86_400.0
 """Seconds that a `Hello` is kept longer than JetStream keeps messages. An exporter says it again twice in that time, so it is
 there as long as any message of its stream."""
 MAX_KEYS = 1 << 17
@@ -95,7 +95,7 @@ async def create(context: JetStreamContext, names: Names, limits: NatsLimits) ->
             f"nats: the stream {names.stream} does not allow direct access: nats stream edit --allow-direct"
         )
     max_age = info.config.max_age or 0.0
-    await bucket(context, names.hellos, max_age + HELLO_SPARE if max_age else None)
+    await bucket(context, names.hellos, max_age + HELLO_SPARE_S if max_age else None)
     return max_age
 
 

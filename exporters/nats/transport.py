@@ -126,12 +126,12 @@ class NatsTransport(Transport):
 
     async def _repeat_hello(self, jetstream: JetStreamContext, key: str) -> None:
         """Sends `Hello` again before the server deletes it: collectors need it as long as the stream has messages."""
-        delay = layout.HELLO_SPARE / 2
+        delay = layout.HELLO_SPARE_S / 2
         while True:
             await asyncio.sleep(delay)
             try:
                 await layout.put(jetstream, self._names.hellos, key, protocol.encode(self._feed.hello))
-                delay = layout.HELLO_SPARE / 2
+                delay = layout.HELLO_SPARE_S / 2
             except (NatsError, TimeoutError) as error:
                 await self._note_error(error)
                 delay = self._settings.longest_delay

@@ -6,7 +6,7 @@ import random
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 
-MAX_RETRY_AFTER = 86_400.0
+MAX_RETRY_AFTER_S = 86_400.0
 """Seconds; a longer `Retry-After` counts as this."""
 _jitter = random.Random()
 """A generator of its own: a training that was seeded draws the same numbers with an exporter as without."""
@@ -58,19 +58,19 @@ def parse_retry_after(header: str | None, now: float) -> float | None:
         now: Unix time in seconds.
 
     Returns:
-        Seconds to wait, at most `MAX_RETRY_AFTER`; `None` if there is no header or it is malformed.
+        Seconds to wait, at most `MAX_RETRY_AFTER_S`; `None` if there is no header or it is malformed.
     """
     if header is None:
         return None
     header = header.strip()
     if header.isascii() and header.isdigit():
-        return min(float(header[:12]), MAX_RETRY_AFTER)
+        return min(float(header[:12]), MAX_RETRY_AFTER_S)
     try:
         date = parsedate_to_datetime(header)
     except (ValueError, OverflowError):  # the latter is for a time zone, or a year, of many digits
         return None
     date = date if date.tzinfo is not None else date.replace(tzinfo=UTC)
-    return min(max((date - datetime.fromtimestamp(now, UTC)).total_seconds(), 0.0), MAX_RETRY_AFTER)
+    return min(max((date - datetime.fromtimestamp(now, UTC)).total_seconds(), 0.0), MAX_RETRY_AFTER_S)
 
 
 def _with_jitter(seconds: float) -> float:

@@ -48,7 +48,7 @@ from stepscope.runtime.windows.window import Window
 SAMPLED = 0x101
 """W3C flag of a trace that is recorded, and that its parent is no remote one (`SpanFlags`)."""
 MAX_UNIX_NS = (1 << 64) - 1
-METRICS_INTERVAL = 10_000_000_000
+METRICS_INTERVAL_NS = 10_000_000_000
 """ns of recorded time between two requests for the histogram of steps."""
 STEP_DURATION = "stepscope.step.duration"
 STEP_BOUNDS = tuple(scale * step for scale in (0.0001, 0.001, 0.01, 0.1, 1.0, 10.0) for step in (1, 2.5, 5))
@@ -607,7 +607,7 @@ class Conversion:
         if self._metrics is None:
             return
         yield from self._origin.requests("metrics", self._metrics.samples(samples), buffer.index)
-        if buffer.last - self._metrics_at >= METRICS_INTERVAL:
+        if buffer.last - self._metrics_at >= METRICS_INTERVAL_NS:
             self._metrics_at = buffer.last
             yield from self._metrics.steps()
 

@@ -37,7 +37,7 @@ SMALLEST = 16 << 10
 """Bytes of a message that is sent to a collector which did not confirm larger ones in time."""
 MOST_PATIENCE = 16
 """How many times `timeout` a collector may take to confirm the smallest messages."""
-CLOSING = 1.0
+CLOSING_TIMEOUT_S = 1.0
 """Seconds for a collector to answer that the connection ends."""
 
 
@@ -102,7 +102,7 @@ class WebSocketTransport(Transport):
             proxy=None if self._address.is_local else True,
             max_size=protocol.MAX_HEADER + 4,
             open_timeout=self._settings.timeout,
-            close_timeout=min(CLOSING, self._settings.timeout),
+            close_timeout=min(CLOSING_TIMEOUT_S, self._settings.timeout),
             ping_interval=None,  # confirmations and the comparisons of the clocks are the signs of life
             ssl=(self._tls or True) if self._address.url.startswith("wss:") else None,
             logger=QuietLogger("websockets.client"),

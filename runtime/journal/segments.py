@@ -268,6 +268,8 @@ class SegmentFiles:
         try:
             header = decode_file_header(head)
         except FormatError:
+            if head[12:16] == sync:
+                raise  # without it, events of this journal would be missing and nothing would say so
             return None
         if header is None and (head[12:16] == sync or head[MAX_FILE_HEADER:].startswith(sync)):
             self.damaged_header = True

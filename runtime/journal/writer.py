@@ -153,9 +153,9 @@ class JournalWriter:
         self._windows = 0
         self._skipped_records = 0
         self._facts: deque[object] = deque(maxlen=FACTS_WAITING)
+        """Facts of steps that were not written yet."""
         self.facts_left_out = 0
         """Records of facts of steps that were not written."""
-        """Facts of steps that were not written yet."""
         self._marked = 0
         self._run: bytes = b""
         self._metadata: bytes = b""

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("stepscope")
 
-LOOK = 0.05
+CHECK_INTERVAL_S = 0.05
 """Seconds between two checks whether the interpreter still waits."""
 
 _open: Collection[Lifecycle] = ()
@@ -84,7 +84,7 @@ def _at_work() -> list[threading.Thread]:
 
 def _close_last() -> None:
     while not _at_once.is_set() and (others := _at_work()):
-        others[0].join(LOOK)
+        others[0].join(CHECK_INTERVAL_S)
     _close_all()
     wait_for_late_closings()
 

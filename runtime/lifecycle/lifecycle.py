@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("stepscope")
 
-LATEST = 0.48
+LATEST_S = 0.48
 """Seconds beyond `Options.close_timeout` after which `close` returns, whatever is not done."""
 CLOSED_LOOK_S = 0.002
 """Seconds between two looks of `async with` at whether the profiler is closed."""
@@ -124,7 +124,7 @@ class Lifecycle:
                     return
                 opening = clock.now() - began
             if options.handle_sigterm:
-                signals.watch(_end_all, _stop_here, options.close_timeout + LATEST)
+                signals.watch(_end_all, _stop_here, options.close_timeout + LATEST_S)
             tasks.watch()
             steps.reads = "steps" in options.signals
             observing.begin(steps, options.signals)
@@ -267,7 +267,7 @@ class Lifecycle:
         closing, began = self._closing, clock.now()
         if closing is not None and may_wait:
             try:
-                closing.result(max(self._closes_by - began, 0) / 1e9 + LATEST)
+                closing.result(max(self._closes_by - began, 0) / 1e9 + LATEST_S)
             except TimeoutError:
                 log.error(
                     "profiler %r did not close within Options.close_timeout=%g s, and closes in the background; raise it to have "

@@ -31,9 +31,9 @@ from stepscope.runtime.threads.one_shot import OneShot
 
 log = logging.getLogger("stepscope")
 
-OVERRUN = 0.35
+OVERRUN_S = 0.35
 """Seconds beyond `Options.close_timeout` after which the caller stops waiting for the loop."""
-JOINING = 0.1
+JOINING_S = 0.1
 """Seconds beyond `Options.close_timeout` to wait for threads whose work is done."""
 LATE_CLOSING_S = 5.0
 """Seconds that the interpreter's exit waits for closings past their deadline."""
@@ -162,16 +162,16 @@ class CloseProcedure:
             return
         self._end(removal)
         now = clock.now()
-        until = min(now + round(OVERRUN * 1e9), max(now, deadline) + round(JOINING * 1e9))
+        until = min(now + round(OVERRUN_S * 1e9), max(now, deadline) + round(JOINING_S * 1e9))
         # One end for all: each may have handed something to a thread that hangs.
         joins = [worker.join for worker in self._pipeline.workers] + [source.join for source in self._pipeline.sources]
         for join in joins:
             join(max(until - clock.now(), 0) / 1e9)
 
     def _late(self, removal: OneShot[None]) -> str:
-        """Waits `OVERRUN` seconds longer for the pipeline's removal. Returns the reason if it has not ended by then, else nothing."""
+        """Waits `OVERRUN_S` seconds longer for the pipeline's removal. Returns the reason if it has not ended by then, else nothing."""
         before = self._progress()
-        if removal.wait(OVERRUN):
+        if removal.wait(OVERRUN_S):
             return ""
         blocked = self._loop.blocked_in()
         # The loop closes many windows in one turn, and does not answer meanwhile.

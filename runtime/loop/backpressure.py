@@ -20,7 +20,7 @@ from stepscope.runtime.loop_threads.condition import LoopCondition
 from stepscope.runtime.memory_limits import MemoryLimits
 from stepscope.runtime.windows.router import RECORDER
 
-AFTER_FAULT = 0.1
+AFTER_FAULT_S = 0.1
 """Seconds until the queue continues after an internal error."""
 MIN_PART_EVENTS = 256
 """Events of a part, for any options."""
@@ -221,7 +221,7 @@ class BackpressureQueue:
                         await self._pushed.wait()
                 except Exception as error:
                     self._faults.record("pass_on", error)
-                    await anyio.sleep(AFTER_FAULT)
+                    await anyio.sleep(AFTER_FAULT_S)
         passed.notify_all()
 
     async def _pass_on(self, turn: DrainedTurn) -> None:

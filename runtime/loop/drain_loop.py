@@ -37,13 +37,13 @@ RECHECK_S = 0.001
 """Seconds until the next drain during a change of action."""
 CROWDED_S = 0.01
 """Seconds until the next drain while the rings are full of events that journals have not written yet."""
-AFTER_FAULT = 0.1
+AFTER_FAULT_S = 0.1
 """Seconds until the next drain after an internal error."""
 ANSWER_S = 0.05
 """Seconds after which a loop that does not answer counts as blocked."""
 BEGIN_CLOSING_S = 0.05
 """Minimum time for closing a backend, even after the deadline."""
-IDLE = 5.0
+IDLE_S = 5.0
 """Seconds until one more drain when nothing is recorded any more, for what came late. After it the loop sleeps until it is woken, or
 drains as often while it must look for something."""
 
@@ -112,7 +112,8 @@ class DrainLoop:
 
     def _look_at_signal(self) -> None:
         if _core.signal_that_came():
-            self._loop.call_later(signals.LOOKS, signals.look)  # the main thread has this long for its handler
+            # The main thread has this long for its handler.
+            self._loop.call_later(signals.CHECK_INTERVAL_S, signals.look)
 
     def _on_wake(self) -> None:
         # Before the drain: later messages wake the loop again.
@@ -128,7 +129,7 @@ class DrainLoop:
     def _check_signals(self) -> None:
         """Polls, as nothing reports that the program has replaced a signal handler."""
         signals.look()
-        self._signal_check = self._loop.call_later(signals.LOOKS, self._check_signals)
+        self._signal_check = self._loop.call_later(signals.CHECK_INTERVAL_S, self._check_signals)
 
     # from any thread
 
@@ -311,13 +312,13 @@ class DrainLoop:
             with self._contained("drain"):
                 timeout = RECHECK_S if await self._drain() else self._interval()
                 if timeout is None:
-                    rested = await self._sleep(math.inf if rested and not self._is_watching() else IDLE)
+                    rested = await self._sleep(math.inf if rested and not self._is_watching() else IDLE_S)
                 else:
                     rested = False
                     await self._wait_for_wake(timeout)
                 failed = False
             if failed:
-                await self._wait_for_wake(AFTER_FAULT)
+                await self._wait_for_wake(AFTER_FAULT_S)
             self._wake.clear()
 
     async def _wait_for_wake(self, seconds: float) -> None:
@@ -359,7 +360,7 @@ class DrainLoop:
             return min(pipeline.drain_interval for pipeline in self._pipelines) / 4
         if _core.recording() or any(pipeline.busy() for pipeline in self._pipelines):
             intervals = [pipeline.drain_interval for pipeline in self._pipelines]
-            return min([*intervals, *self._recorder.workers.interval()], default=IDLE)
+            return min([*intervals, *self._recorder.workers.interval()], default=IDLE_S)
         return None
 
     @contextlib.contextmanager

@@ -46,8 +46,8 @@ CHECK_S = 0.01
 interpreter's lock."""
 
 
-OF_RINGS = ("ring_slots", "ring_bytes", "worker_ring_bytes", "overflow", "block_seconds", "session_dir")
-"""Options of rings and session, which only the first profiler of a process decides."""
+OF_RINGS = ("memory_bytes", "ring_slots", "ring_bytes", "worker_ring_bytes", "overflow", "block_seconds", "session_dir")
+"""Options of rings and session, which only the first profiler of a process decides. Rings have a share of `memory_bytes`."""
 
 
 class Recorder:

@@ -34,7 +34,7 @@ log = logging.getLogger("stepscope")
 
 _ENDING = (signal.SIGTERM, signal.SIGHUP)
 
-LOOKS = 1.0
+CHECK_INTERVAL_S = 1.0
 """Seconds between two calls of `look`, and until the loop notices a signal."""
 PARK_S = 1.0
 """Seconds that closing waits for the main thread to enter the handler."""

@@ -413,9 +413,10 @@ class StepFactsBuilder:
         if not self._late:
             self.finish_until(_FOREVER)
 
-    def finish_until(self, until: int) -> bool:
+    def finish_until(self, until: int, *, divide: bool = True) -> bool:
         """Finishes old steps, if there are many; all events before this time were added, in ns. The newest stay open: they may
-        have open spans. Returns whether it is time for `pop_facts`."""
+        have open spans. Without `divide`, memory is not bounded while events of old steps may come. Returns whether it is time for
+        `pop_facts`."""
         if self._open <= MANY_OPEN and len(self._intervals) <= MANY_INTERVALS:
             return False
         times = self._marks()[:, _TS]
@@ -423,7 +424,7 @@ class StepFactsBuilder:
         ready = min(ready, len(times) - MIN_OPEN)
         if ready > MANY_OPEN - MIN_OPEN or (ready > MIN_OPEN and len(self._intervals) > MANY_INTERVALS):
             self._finish_steps(ready)
-        elif len(self._intervals) > MOST_INTERVALS:
+        elif divide and len(self._intervals) > MOST_INTERVALS:
             self._finish_half()
         return sum(map(len, self._done)) >= FACTS_TOGETHER
 

@@ -16,6 +16,8 @@ from stepscope.analysis.page.render import report_html
 from stepscope.analysis.tables.rank_summary import RankSummary
 from stepscope.runtime.events import strings
 from stepscope.runtime.events.record import Kind
+from tests.support.basics import ROOT
+from tests.support.commands import python
 from tests.support.journals import batch_with_arguments, write_journal
 
 MOST_BYTES = 1_000_000
@@ -73,3 +75,20 @@ def test_the_page_of_many_events_is_small(tmp_path: Path) -> None:
     write_journal(new_directory(tmp_path / "odd") / "journal", [msgspec.structs.replace(batch, events=events)])
     page = report_html(tmp_path / "odd")
     assert page.count("&lt;&amp;&gt;") > 10_000 and len(page.encode()) < MOST_BYTES
+
+
+LITTLE_MEMORY = """
+import resource, sys
+from stepscope.analysis.explain import explain
+explain(sys.argv[1])
+used = next(int(line.split()[1]) << 10 for line in open("/proc/self/status") if line.startswith("VmData"))
+resource.setrlimit(resource.RLIMIT_DATA, (used + (150 << 20),) * 2)
+print(explain(sys.argv[2]).ranks[0].statistics.steps)
+"""
+
+
+def test_steps_of_a_long_window_leave_memory(tmp_path: Path) -> None:
+    """The spans of all steps, which take 50 bytes each, are not in memory at once."""
+    short = write_training(made(tmp_path / "short"), 60_000, 600)
+    long = write_training(made(tmp_path / "long"), 4_000_000, 4_000)
+    assert python("-c", LITTLE_MEMORY, short, long, cwd=ROOT).stdout == "4000\n"

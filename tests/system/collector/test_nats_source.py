@@ -126,11 +126,11 @@ async def test_hellos_expire(server: NatsServer, tmp_path: Path, monkeypatch: py
     await poll(lambda: (found := exporter.statistics()) and found.confirmed)
     async with jetstream(server.url) as context:
         hellos = await context.key_value(NAMES.hellos)
-        assert (await hellos.status()).ttl == 300.0 + layout.HELLO_SPARE
+        assert (await hellos.status()).ttl == 300.0 + layout.HELLO_SPARE_S
         await context.delete_stream(f"KV_{NAMES.hellos}")
         await layout.bucket(context, NAMES.hellos)
     await exporter.aclose()
-    monkeypatch.setattr(layout, "HELLO_SPARE", 0.2)
+    monkeypatch.setattr(layout, "HELLO_SPARE_S", 0.2)
     exporter = NatsExporter(server.url, settings=QUICK)
     await exporter.open(run_in(tmp_path / "second"))
     async with jetstream(server.url) as context:

@@ -7,7 +7,7 @@ import random
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from stepscope.exporters.network.backoff import MAX_RETRY_AFTER, Backoff, parse_retry_after
+from stepscope.exporters.network.backoff import MAX_RETRY_AFTER_S, Backoff, parse_retry_after
 
 
 def in_upper_half(delay: float, most: float) -> bool:
@@ -64,4 +64,4 @@ ZONED = st.builds(
 def test_any_retry_after_is_a_wait_or_none(text: str, now: float) -> None:
     """A text that cannot be read counts as no header."""
     wait = parse_retry_after(text, now)
-    assert wait is None or 0.0 <= wait <= MAX_RETRY_AFTER
+    assert wait is None or 0.0 <= wait <= MAX_RETRY_AFTER_S

@@ -372,7 +372,7 @@ from stepscope import mxnet
 from stepscope.runtime.loop import drain_loop
 from stepscope.runtime.threads import signals
 
-drain_loop.IDLE, signals.LOOKS = 0.2, 0.1
+drain_loop.IDLE_S, signals.CHECK_INTERVAL_S = 0.2, 0.1
 
 def switches():
     counts = {}

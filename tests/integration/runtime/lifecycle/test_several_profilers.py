@@ -160,13 +160,16 @@ def test_options_of_rings_that_have_no_effect(tmp_path: Path) -> None:
     """The first profiler of the process decides on rings: what another asks for is named, with what there is."""
     first = sc.trace(name="first", output_dir=tmp_path / "first")
     first.start()
-    options = sc.Options(ring_bytes=1 << 20, block_seconds=0.25, session_dir=str(tmp_path), queue_bytes=1 << 20)
+    options = sc.Options(
+        memory_bytes=1 << 27, ring_bytes=1 << 20, block_seconds=0.25, session_dir=str(tmp_path), queue_bytes=1 << 20
+    )
     with sc.trace(name="second", output_dir=tmp_path / "second", options=options) as second:
         sc.instant("work")
         second.step()
     first.close()
     (note,) = [note for note in second.diagnostics() if note.startswith("without effect")]
     for text in (
+        f"Options.memory_bytes={1 << 27} (it is ",
         f"Options.ring_bytes={1 << 20} (it is ",
         "block_seconds=0.25 (it is ",
         f"session_dir={str(tmp_path)!r}",

@@ -221,7 +221,7 @@ def test_files_of_ended_workers_are_removed_without_a_window(process_tree: Proce
         from pathlib import Path
         from stepscope.runtime.loop import drain_loop
         from stepscope.runtime.recording import joined_processes
-        drain_loop.IDLE, joined_processes.ENDED_PROCESS_FILES_NS = 0.05, 0
+        drain_loop.IDLE_S, joined_processes.ENDED_PROCESS_FILES_NS = 0.05, 0
         with sc.trace(output_dir=sys.argv[1], schedule=sc.schedule(wait=1_000_000, warmup=0, active=1)) as profiler:
             profiler.step()
             session = Path(os.environ["STEPSCOPE_SESSION"])

@@ -7,6 +7,7 @@ import logging
 import os
 import random
 import subprocess
+import zlib
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -20,6 +21,7 @@ import stepscope as sc
 from stepscope.analysis.reading.recording import load
 from stepscope.cli.main import main
 from stepscope.exporters.specimens import run_in
+from stepscope.runtime.errors import FormatError
 from stepscope.runtime.events.record import EventBatch, Kind
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal import writer as journal_writer
@@ -31,6 +33,7 @@ from stepscope.runtime.recovery.recover import recover
 from stepscope.runtime.windows.window import Window
 from tests.support.commands import python
 from tests.support.journals import Described, batch_with_arguments, described, events_of, write_journal
+from tests.support.messages import refused
 from tests.support.native import COMPILER, require_compiler
 from tests.unit.runtime.journal import segment_reader
 from tests.unit.runtime.journal.test_journal_index import ACT_LISTS, Act, window, write
@@ -119,7 +122,7 @@ def test_missing_and_cut_files_cost_themselves_only(
 
 
 def test_a_window_without_its_beginning_is_listed_as_incomplete(tmp_path: Path) -> None:
-    """One that lies in deleted files is not listed."""
+    """One that lies in deleted files is not listed. `explain` says that files are missing."""
     acts = [(0, False)] * 4 + [(0, True)] + [(1, False)] * 4 + [(1, True)] + [(2, False)] * 4 + [(2, True)]
     path = written(tmp_path, acts, 400)
     with JournalReader(path) as reader:
@@ -136,7 +139,10 @@ def test_a_window_without_its_beginning_is_listed_as_incomplete(tmp_path: Path) 
         assert listed[0] == (begins[0] >= first)
     assert listed == {number: begins[number] >= first for number in listed}
     assert listed[2] is True
-    assert [rank.path for rank in load(tmp_path).ranks] == [path]
+    (rank,) = load(tmp_path).ranks
+    assert rank.path == path
+    assert rank.notes == (f"the beginning of journal is missing: its files before {files[0].name} were deleted",)
+    assert not load(files[-1]).ranks[0].notes, "it was asked for alone"
 
 
 def test_the_file_of_another_run_is_passed_over(tmp_path: Path) -> None:
@@ -150,6 +156,18 @@ def test_the_file_of_another_run_is_passed_over(tmp_path: Path) -> None:
     path = many(tmp_path)
     assert len(contents(path)[0]) == 40
     assert [(tmp_path / f"journal.{number}").read_bytes() for number in (1, 3, 4)] == theirs
+
+
+def test_a_later_file_of_another_version_is_refused(tmp_path: Path) -> None:
+    """If it is the last one, its events would be missing otherwise, and nothing would say so."""
+    path = many(tmp_path)
+    later = segment_paths(path)[-1]
+    data = bytearray(later.read_bytes())
+    data[8] = fmt.VERSION + 1
+    data[16:20] = zlib.crc32(data[:16]).to_bytes(4, "little")
+    later.write_bytes(data)
+    with refused(FormatError, f"version {fmt.VERSION + 1}"):
+        contents(path)
 
 
 def test_where_no_file_can_be_made_the_last_one_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
