@@ -122,8 +122,12 @@ def ascend_directory(window: Path) -> Path:
     place = window.with_name(name)
     place.mkdir(mode=0o700, exist_ok=True)
     for facts in sorted(window.glob("*.json")):
-        values: Any = json.loads(facts.read_bytes())
-        if facts.name.startswith("profiler_info_"):
+        try:
+            values: Any = json.loads(facts.read_bytes())
+        except ValueError as error:
+            log.warning("%s is damaged, and not copied to %s: %s", facts, place, error)
+            continue
+        if facts.name.startswith("profiler_info_") and isinstance(values, dict):
             values[PRODUCTS_OF] = window.name
         write_json(place / facts.name, values)
     return place
