@@ -244,7 +244,7 @@ class Recording:
         if settings.gpu_memory_profile_filename_prefix:
             exporters.append(self._allocations)
         backends = [*settings.backends, *([self._memory] if settings.records("memory") else [])]
-        interval = min(settings.options.drain_interval, settings.dump_period)
+        interval = min(settings.options.drain_interval or settings.dump_period, settings.dump_period)
         made = trace(
             name="mxnet",
             schedule=settings.schedule,
