@@ -124,11 +124,11 @@ def ascend_directory(window: Path) -> Path:
     for facts in sorted(window.glob("*.json")):
         try:
             values: Any = json.loads(facts.read_bytes())
-        except ValueError as error:
+            if facts.name.startswith("profiler_info_"):
+                values = {**values, PRODUCTS_OF: window.name}
+        except (TypeError, ValueError) as error:
             log.warning("%s is damaged, and not copied to %s: %s", facts, place, error)
             continue
-        if facts.name.startswith("profiler_info_") and isinstance(values, dict):
-            values[PRODUCTS_OF] = window.name
         write_json(place / facts.name, values)
     return place
 
