@@ -240,7 +240,7 @@ def test_the_host_alone(
 
         def __init__(self, *, use_device: str | None, **arguments: Any) -> None:
             devices.append(use_device)
-            super().__init__(use_device=None, **arguments)
+            super().__init__(use_device=None, **arguments)  # pyright: ignore[reportUnknownMemberType]
 
     monkeypatch.setattr(torch.autograd.profiler, "profile", Asked)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
