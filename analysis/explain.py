@@ -300,7 +300,9 @@ def _refusal(steps: int, summaries: list[RankSummary]) -> str:
             "Steps are missing: one ends where the program calls profiler.step(), or an optimizer's step() under "
             "`stepscope run`. At most one such call was seen."
         )
-    return f"{human_count(steps, 'step')} were recorded; {FEWEST_STEPS} or more are needed: record longer."
+    flight = any(FLIGHT in window.metadata for one in summaries for window in one.recorded.windows.values())
+    how = "save longer windows (keep_last)" if flight else "record longer"
+    return f"{human_count(steps, 'step')} were recorded; {FEWEST_STEPS} or more are needed: {how}."
 
 
 def _trust(recording: Recording, summaries: list[RankSummary], missing: Counter[str]) -> str:

@@ -85,9 +85,10 @@ def show_short(answer: Answer, console: Console, notes: Sequence[tuple[str, str]
         more: the command that shows the rest.
     """
     trust = answer.trust + (f" All of it: {more}" if more else "")
-    last = [*(Line(Text(text), 2, label) for label, text in notes), Line(Text(trust), 2, "Trust", "dim")]
     rank = shown_rank(answer)
-    for rows in (MOST_ROWS, MOST_ROWS - 1):
+    saved = [("Saved", printable(text)) for text in rank.saved[-1:]] if rank is not None else []
+    last = [*(Line(Text(text), 2, label) for label, text in (*saved, *notes)), Line(Text(trust), 2, "Trust", "dim")]
+    for rows in (MOST_ROWS, MOST_ROWS - 1, MOST_ROWS - 1 - len(saved)):
         table = list(_table(answer, rank, rows))
         room = MOST_LINES - 1 - sum(len(wrapped(line, console)) for line in [*table, *last])
         first, whole = _fitting(answer, console, room)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.analysis.reading.run_choice import Launch, launches_in
+from stepscope.analysis.reading.run_choice import Launch, launches_in, perhaps_newer
 from stepscope.analysis.tables.flops import PEAK, read_peak
 from stepscope.collector.merge.sources import gather
 from stepscope.collector.runs import recording as runs
@@ -334,6 +334,7 @@ def load(path: str | os.PathLike[str], only: Collection[int] | None = None, job:
     launches, jobs = _with_job_last(place, launches, job)
     others = [path for launch in launches[:-1] for path in launch.journals]
     several: list[str] = []
+    unknown: list[Path] = []
     if others:
         requested, chosen = place, launches[-1]
         if not any(stream_of(path) for path in chosen.journals):
@@ -343,14 +344,15 @@ def load(path: str | os.PathLike[str], only: Collection[int] | None = None, job:
                 f"{requested} has {len(jobs)} jobs, of which {chosen.job!r} is the newest: --job NAME reads another one"
             ]
         if place != requested:
+            unknown = perhaps_newer(requested, launches)
             several = [
                 f"{requested} has {len(launches)} runs, of which this is the newest: name another one to read it"
             ]
         elif chosen.place == place:
             several = [f"{path} is of an earlier run: name it to read it" for path in others]
     with tempfile.TemporaryDirectory(prefix="stepscope-load-") as room:
-        gathered = gather([place], lambda: Path(room))
-        found = [one for one in gathered.recordings if one.path not in others]
+        gathered = gather([place, *unknown], lambda: Path(room))
+        found = [one for one in gathered.recordings if one.path not in (*others, *unknown)]
         earlier = _earlier_starts(found)
         found = [one for one in found if one.path not in earlier]
         unreadable = [str(one) for one in gathered.unreadable if Path(one.path) not in others]

@@ -81,6 +81,20 @@ def launches_in(place: Path) -> list[Launch]:
     return sorted(launches, key=lambda each: (place in map(run_directory, each.journals), each.began_ns))
 
 
+def perhaps_newer(place: Path, launches: list[Launch]) -> list[Path]:
+    """Journals in a directory and below that do not say whose they are, and were written after the newest run began."""
+    known = {run_directory(path) for launch in launches for path in launch.journals}
+    unknown = (path for path in journals_in(place) if run_directory(path) not in known)
+    return [path for path in unknown if _modified(path) > launches[-1].began_ns]
+
+
+def _modified(path: Path) -> int:
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:  # it is removed meanwhile, or the directory cannot be entered
+        return 0
+
+
 def run_directory(journal: Path) -> Path:
     """The directory of the run that wrote a journal."""
     return journal.parent.parent if journal.parent.name == WINDOWS else journal.parent

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -23,6 +23,7 @@ from stepscope.runtime.lifecycle.output_directory import RUNS
 from stepscope.runtime.profiler import Profiler
 from stepscope.runtime.schedule.schedule import schedule
 from stepscope.runtime.settings.arguments import got
+from stepscope.runtime.settings.validation import suggesting
 
 if TYPE_CHECKING:
     from accelerate.tracking import GeneralTracker  # type: ignore[import-untyped]
@@ -118,13 +119,19 @@ class StepscopeProfileKwargs(_ProfileKwargs):  # type: ignore[misc]
         return LoopSettings.of(settings)
 
     def _chosen(self) -> tuple[list[Any] | None, set[str]]:
-        return choose(None if self.activities is None else [_activity(name) for name in self.activities], None)
+        names: object = self.activities
+        if isinstance(names, str) or not isinstance(names, Iterable | None):
+            raise TypeError(f"activities must be a list, {got(names)}; write activities=['cpu']")
+        return choose(None if names is None else [_activity(str(name)) for name in names], None)
 
     def _flags(self) -> dict[str, Any]:
         return {flag: getattr(self, flag) for flag in SWITCHES.values()}
 
     def _backends(self, results: LatestResults | None) -> Sequence[Backend]:
         return (TorchBackend(keeper=results, activities=self._chosen()[0], **self._flags()),)
+
+
+setattr(StepscopeProfileKwargs, "__init__", suggesting(StepscopeProfileKwargs.__init__))  # noqa: B010  # a dataclass makes it
 
 
 def _remade(fields: dict[str, Any]) -> StepscopeProfileKwargs:

@@ -118,7 +118,7 @@ class LoopSettings(Checked, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         if self.ranks is not None and min(self.ranks, default=0) < 0:
             raise ValueError(f"ranks must be whole numbers from 0, got {min(self.ranks)}")
         value: object = self.exporters
-        if not isinstance(value, Sequence):
+        if isinstance(value, str | bytes) or not isinstance(value, Sequence):
             raise TypeError(f"exporters must be a list, {got(value)}; write exporters=[...]")
         for item in self.exporters:
             if isinstance(item, type) or not (isinstance(item, Exporter) or callable(item)):

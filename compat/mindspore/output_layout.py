@@ -122,9 +122,13 @@ def ascend_directory(window: Path) -> Path:
     place = window.with_name(name)
     place.mkdir(mode=0o700, exist_ok=True)
     for facts in sorted(window.glob("*.json")):
-        values: Any = json.loads(facts.read_bytes())
-        if facts.name.startswith("profiler_info_"):
-            values[PRODUCTS_OF] = window.name
+        try:
+            values: Any = json.loads(facts.read_bytes())
+            if facts.name.startswith("profiler_info_"):
+                values = {**values, PRODUCTS_OF: window.name}
+        except (TypeError, ValueError) as error:
+            log.warning("%s is damaged, and not copied to %s: %s", facts, place, error)
+            continue
         write_json(place / facts.name, values)
     return place
 

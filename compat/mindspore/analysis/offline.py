@@ -76,7 +76,7 @@ class WindowInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     def target(self, rank: int | None) -> DeviceTarget:
         """The device and rank that recorded it; `rank` is that of the journal."""
-        own = int(self.rank_id) if self.rank_id.isdigit() else rank or 0
+        own = int(self.rank_id) if self.rank_id.isdecimal() else rank or 0
         return DeviceTarget(device=self.device_target, device_id=self.device_id, rank=own, rank_size=self.rank_size)
 
     def recorded_with(self) -> ProfilerOptions:
@@ -160,13 +160,14 @@ def _raw_directories(places: Mapping[Path, frozenset[str]]) -> list[Path]:
 
 
 def _without_raw(places: Mapping[Path, frozenset[str]]) -> list[str]:
-    """Windows whose raw data were deleted, with the reasons."""
+    """Windows of stepscope, not of MindSpore's own profiler, whose raw data were deleted, with the reasons."""
     return [
         f"{place}: its raw data were deleted when its products were complete (data_simplification)"
         for place, names in places.items()
         if any(fnmatch(name, "profiler_info_*.json") for name in names)
         and RAW not in names
-        and (info := _info(place)).window == 0
+        and (info := _info(place)).run
+        and info.window == 0
         and not info.products_of
     ]
 

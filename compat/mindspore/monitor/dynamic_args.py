@@ -144,6 +144,7 @@ class DynamicProfilerArgs:
 
     def __init__(
         self,
+        /,  # a file may have any field, also one called "self"
         start_step: int | Literal["next"] = -1,
         stop_step: int = -1,
         aicore_metrics: int | str = -1,

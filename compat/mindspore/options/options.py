@@ -65,6 +65,7 @@ class ProfilerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     hbm_ddr: bool = False
     pcie: bool = False
     sync_enable: bool = True
+    """Time operators on a GPU, not only their launch on the host."""
     data_process: bool = False
     timeline_limit: Annotated[int, msgspec.Meta(ge=1)] = 500
     """MB that `trace_view.json` may take."""
@@ -118,6 +119,11 @@ class ProfilerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         """True if operators are wanted, on the host or, by what launches them there, on a GPU."""
         host = {ProfilerActivity.CPU, ProfilerActivity.GPU} & set(self.observed)
         return self.op_time and bool(host) and self.profiler_level is not ProfilerLevel.LevelNone
+
+    @property
+    def host_only(self) -> bool:
+        """True if a GPU is left alone, and operators take the time of their launch."""
+        return not self.sync_enable or self.activities == (ProfilerActivity.CPU,)
 
     @property
     def shapes(self) -> bool:

@@ -17,7 +17,7 @@ from stepscope.backends.mindspore.backend import MindSporeBackend
 from stepscope.backends.mindspore.data_pipeline import MindDataBackend
 from stepscope.backends.python_stacks import PythonStacksBackend
 from stepscope.backends.torch.backend import TorchBackend
-from stepscope.compat.mindspore.options.enums import AicoreMetrics, HostSystem
+from stepscope.compat.mindspore.options.enums import AicoreMetrics, HostSystem, ProfilerActivity
 from stepscope.compat.mindspore.options.options import ProfilerOptions
 from stepscope.compat.mindspore.sources.device import DEVICES, DeviceTarget
 
@@ -66,6 +66,7 @@ def choose(options: ProfilerOptions, target: DeviceTarget) -> list[Backend]:
                 record_shapes=options.shapes,
                 profile_memory=options.profile_memory,
                 with_flops=options.peak_flops is not None,
+                activities=[ProfilerActivity.CPU] if target.device == "GPU" and options.host_only else None,
             )
         )
     if options.memory:
@@ -230,7 +231,12 @@ CAPABILITIES: Final[Mapping[str, Mapping[str, Capability]]] = {
     },
     "sync_enable": {
         "CPU": Capability(False, "sync_enable=False changes nothing: operators of a CPU are timed where they run"),
-        "GPU": Capability(False, "sync_enable=False changes nothing: kernels are timed on the device, by torch"),
+        "GPU": Capability(
+            True,
+            "kernels are timed on the device, by torch; with sync_enable=False they are left out, and torch's operators take the "
+            "time of their launch on the host",
+            ("torch",),
+        ),
         "Ascend": Capability(False, "sync_enable=False changes nothing: it is for GPUs"),
     },
     "env_enable": _same(
@@ -252,7 +258,7 @@ CAPABILITIES: Final[Mapping[str, Mapping[str, Capability]]] = {
     "export_type": _same(Capability(False, "ExportType.Db is not written; `stepscope convert` makes Parquet files")),
     "gpu": {
         "CPU": Capability(False, "no GPU is in use"),
-        "GPU": Capability(True, "kernels, if torch has the GPU", ("torch",)),
+        "GPU": Capability(True, "kernels, if torch has the GPU; without them with activities=[ProfilerActivity.CPU]", ("torch",)),
         "Ascend": Capability(False, "no GPU is in use"),
     },
     "npu": {

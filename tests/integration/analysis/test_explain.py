@@ -502,6 +502,12 @@ def test_why_a_saved_step_was_slow(tmp_path: Path) -> None:
     assert text.startswith("step 40 took") and text.endswith("more in data")
     assert text in " ".join(str(answer).split()) and text in report_html(tmp_path / "run")
     assert "by hand" not in str(answer.ranks[0].saved)
+    with sc.trace(output_dir=tmp_path / "few", keep_last=3) as profiler:
+        for _ in range(5):
+            span("work", 0.001)
+            profiler.step()
+        profiler.save("by hand")
+    assert "keep_last" in explain(tmp_path / "few").refused
 
 
 @pytest.mark.parametrize("operator", ["aten::mul_", "aten::_fused_adam_"])

@@ -15,10 +15,11 @@ from stepscope.analysis.explain import explain
 from stepscope.analysis.page.render import report_html
 from stepscope.analysis.reading.recording import load
 from stepscope.cli.main import main
-from stepscope.runtime.errors import FormatError, NoWindowError
+from stepscope.runtime.errors import INCOMPLETE, FormatError, NoWindowError
 from stepscope.runtime.windows.window import which_windows
 from tests.integration.collector.test_merge import rank_run
 from tests.support.commands import stepscope
+from tests.support.messages import check_messages
 from tests.support.ranks.streams import write_stream
 from tests.support.viewers.scene import Scene, make_window, training
 
@@ -56,6 +57,24 @@ def test_of_unrelated_runs_the_newest_is_read(tmp_path: Path) -> None:
     done = stepscope("explain", "runs", cwd=tmp_path)
     assert done.returncode == 0 and done.stderr == "reading the newest run in runs: runs/a\n"
     assert done.stdout.startswith("runs/a   25 steps")
+
+
+def test_a_damaged_run_that_may_be_the_newest_is_named(tmp_path: Path) -> None:
+    """One that was written before the newest began is none that anybody looks for."""
+    older, newer = (tmp_path / "runs" / name / "journal" for name in ("older", "newer"))
+    for place in (older, *(tmp_path / "runs" / name / "journal" for name in "ab"), newer):
+        if place in (older, newer):
+            place.parent.mkdir(parents=True)
+            place.write_bytes(b"no journal")
+        else:
+            record(place.parent, "span")
+    recording = sc.load(tmp_path / "runs")
+    assert recording.path == tmp_path / "runs" / "b" and [len(rank.steps) for rank in recording.ranks] == [25]
+    (text,) = recording.unreadable
+    assert str(newer) in text and text in recording.notes
+    done = stepscope("explain", "runs", cwd=tmp_path)
+    assert done.returncode == INCOMPLETE
+    check_messages(done.stderr, "not read", "newer/journal")
 
 
 def test_ranks_of_one_job_are_read_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

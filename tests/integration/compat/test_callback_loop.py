@@ -153,6 +153,7 @@ def test_a_callback_that_raises_is_kept(tmp_path: Path) -> None:
         ({"keep_last": "five"}, ["keep_last", "five"]),
         ({"overhead_budget": 7.0}, ["overhead_budget", "7.0"]),
         ({"control": 3}, ["control", "stepscope.Control", "3"]),
+        ({"exporters": "trace.json"}, ["'trace.json'", "exporters=[...]"]),
     ],
 )
 def test_wrong_settings_are_refused_at_once(given: dict[str, Any], facts: list[str]) -> None:

@@ -143,6 +143,8 @@ def test_a_full_disk_costs_the_training_nothing(small_disk: Path) -> None:
         ({"settings": {"unit": "epoch"}}, ["unit", "epoch", "step()"]),
         ({"activities": ["gpu"]}, ["activity", "gpu"]),
         ({"on_trace_ready": 3}, ["on_trace_ready", "3"]),
+        ({"activities": "cpu"}, ["activities", "'cpu'", "['cpu']"]),
+        ({"record_shape": True}, ["'record_shape'", "did you mean 'record_shapes'?"]),
     ],
 )
 def test_wrong_values_are_refused_at_once(given: dict[str, Any], facts: list[str]) -> None:

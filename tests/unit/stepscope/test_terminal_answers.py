@@ -64,13 +64,17 @@ def test_files_are_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.mark.parametrize("width", [30, 80, 200])
 def test_the_end_of_a_run_fits(width: int) -> None:
-    """Verdict, what to try, the largest parts, files and trust remain, whatever the finding says; nothing is wider."""
-    rank = RankAnswer(rank=None, name="p", statistics=STATISTICS, shares=PARTS)
+    """Verdict, what to try, the largest parts, why the last window was saved, files and trust remain, whatever the finding says;
+    nothing is wider."""
+    rank = RankAnswer(
+        rank=None, name="p", statistics=STATISTICS, shares=PARTS, saved=("step 2 hung", "step 7 took 9 s")
+    )
     answer = Answer(path="runs/exp1", verdict=FINDING.title, findings=(FINDING,), ranks=(rank,), trust="1 event.")
     lines = shown(answer, width, end=True).splitlines()
     assert len(lines) <= MOST_LINES and max(map(len, lines)) <= width
     text = " ".join(" ".join(lines).split())
     assert "Input-bound:" in text and "runs/exp1" in text and "stepscope report" in text and "the rest" in text
+    assert "Saved step 7 took 9 s" in text and "step 2" not in text
     if width >= 80:
         assert "data/flowers.py:43" in text and "num_workers=4" in text
 

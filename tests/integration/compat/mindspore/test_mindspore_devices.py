@@ -14,7 +14,7 @@ import pytest
 
 import stepscope as sc
 from stepscope.backends.counters.nvml import refusal
-from stepscope.backends.counters.perf import GROUPS, refusals
+from stepscope.backends.counters.perf import EVENTS, GROUPS, refusals
 from stepscope.backends.simulated.simulated import SimulatedDevice
 from stepscope.compat.mindspore.analysis.analysis import PRODUCTS
 from stepscope.compat.mindspore.sources import backends as sources
@@ -23,7 +23,7 @@ from stepscope.mindspore import AicoreMetrics, HostSystem, Profiler, schedule
 from stepscope.runtime._core import span
 from tests.support import mindspore_output as output
 from tests.support import nvml
-from tests.support.basics import ROOT, require
+from tests.support.basics import ROOT, missing, require
 from tests.support.launch import run_to_end
 
 
@@ -153,12 +153,21 @@ def test_network_cards(tmp_path: Path) -> None:
         ({"l2_cache": True}, "cache misses %"),
     ],
 )
-def test_the_processor(tmp_path: Path, options: dict[str, Any], expected: str) -> None:
-    """Counters in place of those of an Ascend core; a machine that hides them is reported when the profiler is made."""
+@pytest.mark.parametrize("stand_in", [False, True])
+def test_the_processor(
+    tmp_path: Path, options: dict[str, Any], expected: str, stand_in: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Counters in place of those of an Ascend core; a machine that hides them is reported when the profiler is made. Where it
+    does, processor time, which the kernel counts on any machine, stands for them."""
+    if stand_in and (problems := refusals(["software"])):
+        missing("perf_event_open", f"{next(iter(problems.values()))}.")
+    for event in EVENTS if stand_in else ():
+        monkeypatch.setitem(EVENTS, event, EVENTS["processor time"])
+    hidden = HIDDEN and not stand_in
     limitations = Profiler(output_path=tmp_path, start_profile=False, **options).limitations
-    assert bool(limitations) == HIDDEN
+    assert bool(limitations) == hidden
     found = counters(tmp_path, **options)
-    if HIDDEN:
+    if hidden:
         assert "gives nothing on CPU: instructions: " in limitations[0] and not found
     else:
         assert expected in found

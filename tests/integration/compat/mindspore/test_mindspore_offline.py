@@ -63,6 +63,9 @@ def test_directories_that_cannot_be_analysed_are_named(tmp_path: Path, caplog: p
     (empty / "journal").write_bytes(b"")
     done = recorded(tmp_path)
     Profiler.offline_analyse(done)
+    mindspores = tmp_path / "profiler"  # as MindSpore 2.0 writes it
+    mindspores.mkdir()
+    (mindspores / "profiler_info_0.json").write_text('{"rank_id": "0", "ms_version": "2.0.0", "rank_size": 1}')
     running = Profiler(output_path=tmp_path, start_profile=False)
     running.start()
     with span("under way"):
@@ -74,6 +77,7 @@ def test_directories_that_cannot_be_analysed_are_named(tmp_path: Path, caplog: p
     assert "deleted when its products were complete" in reasons[str(done)]
     assert str(damaged / RAW) in reasons
     assert str(empty) in reasons
+    assert str(mindspores) not in reasons, "nothing of it was deleted"
     assert all(text in caplog.text for text in analysis.rejected)
     assert "passed over: " in str(analysis)
 
@@ -150,6 +154,19 @@ def test_names_for_mindspores_tools(tmp_path: Path) -> None:
     wrong = stepscope("analyse", ".", "--layout", "mindspor", cwd=tmp_path)
     assert wrong.returncode == 2
     check_messages(wrong.stderr, "mindspor'", "'mindspore'")
+
+
+def test_facts_that_are_damaged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """They stop no analysis, of their window or of others; a directory for MindSpore's tools has the facts that are whole."""
+    metadata, rank = recorded(tmp_path), recorded(tmp_path)
+    (metadata / "profiler_metadata.json").write_text('{"half": ')
+    (info,) = rank.glob("profiler_info_*.json")
+    info.write_text(json.dumps({**json.loads(info.read_text()), "rank_id": "²"}))
+    analysis = Profiler.offline_analyse(tmp_path, ascend_names=True)
+    assert analysis.complete and len(analysis.windows) == 2
+    copied = [sorted(path.name for path in window.directory.parent.glob("*.json")) for window in analysis.windows]
+    assert copied == [[info.name]] * 2
+    check_messages(caplog.records, "profiler_metadata.json")
 
 
 CRASHES = """

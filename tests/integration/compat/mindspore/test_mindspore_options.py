@@ -27,7 +27,7 @@ from stepscope.mindspore import (
     profile,
     tensorboard_trace_handler,
 )
-from tests.support.basics import ROOT
+from tests.support.basics import ROOT, require
 from tests.support.messages import check_messages, refused
 
 BOOLEANS = [name for name, kind in ProfilerOptions.__annotations__.items() if kind == "bool"]
@@ -208,12 +208,46 @@ def test_the_documentation_has_the_table() -> None:
 def test_options_that_change_nothing() -> None:
     """They are accepted, and a message says that they change nothing."""
     for device in ("CPU", "GPU", "Ascend"):
-        first, second = limits(read(sync_enable=False, env_enable=True).requested(), DeviceTarget(device=device))[-2:][
-            ::-1
-        ]
-        assert first.startswith(f"sync_enable gives nothing on {device}: sync_enable=False changes nothing: ")
+        asked = read(sync_enable=False, env_enable=True).requested()
+        *_, second, first = limits(asked, DeviceTarget(device=device))
+        nothing = f"on {device}: sync_enable=False changes nothing: " if device != "GPU" else "without torch"
+        assert first.startswith(f"sync_enable gives nothing {nothing}")
         assert "MS_PROFILER_OPTIONS is followed when stepscope.mindspore is imported" in second
+    assert limits(read(sync_enable=False).requested(), DeviceTarget(device="GPU", frameworks=("torch",))) == ()
     assert limits(read(sync_enable=True).requested(), DeviceTarget()) == ()
+
+
+@pytest.mark.checklist("A6", "C10")
+@pytest.mark.parametrize(
+    ("options", "device"),
+    [
+        ({}, "cuda"),
+        ({"activities": 0}, "cuda"),
+        ({"activities": ["CPU", "GPU"]}, "cuda"),
+        ({"activities": 1}, None),
+        ({"sync_enable": False}, None),
+    ],
+)
+def test_the_host_alone(
+    options: dict[str, Any], device: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside a GPU torch's engine is asked for its kernels, unless the host alone is wanted, or launches alone are to be timed."""
+    torch = require("torch")
+    devices: list[str | None] = []
+
+    class Asked(torch.autograd.profiler.profile):  # type: ignore[misc, name-defined]
+        """torch's engine, which records the host, as there is no GPU."""
+
+        def __init__(self, *, use_device: str | None, **arguments: Any) -> None:
+            devices.append(use_device)
+            super().__init__(use_device=None, **arguments)  # pyright: ignore[reportUnknownMemberType]
+
+    monkeypatch.setattr(torch.autograd.profiler, "profile", Asked)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    with Profiler(output_path=tmp_path, record_shapes=True, **options) as profiler:
+        torch.ones(2).tanh()
+        profiler.step()
+    assert devices == [device]
 
 
 @pytest.mark.checklist("C8", "C9", "D6")

@@ -205,6 +205,7 @@ def test_unknown_fields() -> None:
     args = DynamicProfilerArgs(start_stepp=3, with_stack=True)
     assert args.vars == DEFAULTS | {"with_stack": True}
     assert args.diagnostics == ("there is no field 'start_stepp'; did you mean 'start_step'?",)
+    assert "no field 'self'" in DynamicProfilerArgs.from_json(b'{"self": 1}').diagnostics[0]
 
 
 def test_repr_is_the_call() -> None:
