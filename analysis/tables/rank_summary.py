@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from itertools import compress
@@ -46,6 +47,8 @@ COMPILATIONS = ("_compile.compile_inner", "compile_fx.<locals>.bw_compiler (")
 """How the names of torch's spans begin in which torch.compile compiles a function, or its backward."""
 BATCH = 1 << 14
 """Events that are read together, at most, unless they were written together."""
+_COMPREHENSIONS = re.compile(r"(?:(?:\.<locals>)?(?:^|\.)<(?:(?:list|set|dict)comp|genexpr)>)+$")
+"""The end of a function's name for its comprehensions, which have frames of their own up to Python 3.11, and generator expressions."""
 _Handler: TypeAlias = "Callable[[EventBatch, Block], None]"
 
 
@@ -404,8 +407,9 @@ def program_functions(stack: str) -> dict[tuple[str, str], int]:
     for text in stack.split(";"):
         frame = parse_frame(text)
         if frame is not None and not in_library(frame.file):
-            found.pop((frame.function, frame.file), None)
-            found[frame.function, frame.file] = frame.line
+            function = _COMPREHENSIONS.sub("", frame.function) or "<module>"
+            found.pop((function, frame.file), None)
+            found[function, frame.file] = frame.line
     return found
 
 

@@ -163,6 +163,26 @@ def test_the_function_that_waits_in_a_library(library: str, action: str, tmp_pat
     assert action in found.action
 
 
+SKLEARN = "roc_auc_score (site-packages/sklearn/metrics/_ranking.py:621)"
+MODULE = f"Module._call_impl ({TORCH}/nn/modules/module.py:1784);Bert.forward (site-packages/transformers/bert.py:9)"
+
+
+def test_the_function_that_calls_a_library_between_operators(tmp_path: Path) -> None:
+    """A module of a library computes operators, and is not what runs between them."""
+    auc, model = (f"{MAIN};Metrics.update (/p/train.py:14);{SKLEARN}", "R"), (f"{MAIN};{MODULE}", "R")
+    (found,) = answer(tmp_path, lambda _: [MODEL, Span("", 1_000)], auc, model, model).findings
+    assert found.id == "python-between-operators" and str(found.places[0]) == "Metrics.update (/p/train.py:14)"
+
+
+@pytest.mark.parametrize(("function", "inner"), [("bias", "bias.<locals>.<listcomp>"), ("<module>", "<genexpr>")])
+def test_comprehensions_belong_to_their_function(function: str, inner: str, tmp_path: Path) -> None:
+    """It has the samples of all of them."""
+    outer = f"{MAIN};{function} (/p/train.py:6)"
+    stacks = (outer, "R"), (f"{outer};{inner} (/p/train.py:7)", "R"), (f"{outer};{inner}.<listcomp> (/p/train.py:7)", "R")
+    (found,) = answer(tmp_path, lambda _: [MODEL, Span("", 4_000)], *stacks).findings
+    assert found.places[0].function == function and found.places[0].line == 7 and found.places[0].share == 1
+
+
 @pytest.mark.parametrize(("name", "kind"), [("aten::mul", "tiny-operators"), ("aten::item", "value-read-back")])
 def test_the_loop_over_elements_is_named(name: str, kind: str, tmp_path: Path) -> None:
     """Though more samples are in modules that are called elsewhere."""
