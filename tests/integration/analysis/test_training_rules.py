@@ -178,7 +178,11 @@ def test_the_function_that_calls_a_library_between_operators(tmp_path: Path) -> 
 def test_comprehensions_belong_to_their_function(function: str, inner: str, tmp_path: Path) -> None:
     """It has the samples of all of them."""
     outer = f"{MAIN};{function} (/p/train.py:6)"
-    stacks = (outer, "R"), (f"{outer};{inner} (/p/train.py:7)", "R"), (f"{outer};{inner}.<listcomp> (/p/train.py:7)", "R")
+    stacks = (
+        (outer, "R"),
+        (f"{outer};{inner} (/p/train.py:7)", "R"),
+        (f"{outer};{inner}.<listcomp> (/p/train.py:7)", "R"),
+    )
     (found,) = answer(tmp_path, lambda _: [MODEL, Span("", 4_000)], *stacks).findings
     assert found.places[0].function == function and found.places[0].line == 7 and found.places[0].share == 1
 
