@@ -241,7 +241,7 @@ def check_python_between_operators(job: Job) -> list[Finding]:
         return []  # a loop of Python alone does what it is for
     if waits:
         title, kind = f"The program's own code waits {cost:.0%} of each step{inside}.", "program-waits"
-        action = "move what it waits for (a sleep, the network, a file) to another thread; if it is a lock, hold it for less time"
+        action = "move what it waits for (a sleep, the network, a file, another process) to another thread; if it is a lock, hold it for less time"
         if sum(QUEUE.search(sample.stack) is not None for sample in samples) > MAJORITY * len(samples):
             action = "what fills the queue is too slow: make it cheaper, or let more threads or processes fill it"
     else:

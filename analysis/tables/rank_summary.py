@@ -20,7 +20,7 @@ from stepscope.analysis.tables.data_pipeline import PipelineBuilder, processor_m
 from stepscope.analysis.tables.devices import MOST_SPANS, DeviceBuilder, answers
 from stepscope.analysis.tables.flops import FlopsTable
 from stepscope.analysis.tables.parallel_layout import has_groups
-from stepscope.analysis.thresholds import FEWEST_STEPS
+from stepscope.analysis.thresholds import COMMON, FEWEST_STEPS
 from stepscope.backends.counters.host import HostBackend
 from stepscope.backends.pipeline_events import CATEGORY
 from stepscope.runtime import _core
@@ -446,3 +446,16 @@ def most_sampled(samples: list[Sample], most: int) -> tuple[Place, ...]:
     return tuple(
         Place(*key, lines[key].most_common(1)[0][0], count / len(samples)) for key, count in counted.most_common(most)
     )
+
+
+def lines_of_loop(samples: list[Sample], most: int) -> tuple[Place, ...]:
+    """The lines with most samples, each with its share, of the innermost function that nearly all samples are in; what that calls counts
+    for the line that calls it."""
+    stacks = [program_functions(sample.stack) for sample in samples]
+    counted = Counter(function for stack in stacks for function in stack)
+    common = [function for function in counted if counted[function] >= COMMON * len(samples)]
+    if not common:
+        return ()
+    loop = max(common, key=lambda function: max(list(stack).index(function) for stack in stacks if function in stack))
+    lines = Counter(stack[loop] for stack in stacks if loop in stack)
+    return tuple(Place(*loop, line, count / len(samples)) for line, count in lines.most_common(most))

@@ -164,14 +164,31 @@ def test_the_function_that_waits_in_a_library(library: str, action: str, tmp_pat
 
 
 SKLEARN = "roc_auc_score (site-packages/sklearn/metrics/_ranking.py:621)"
+TEXT = f"Tensor.__format__ ({TORCH}/_tensor.py:1142);_str ({TORCH}/_tensor_str.py:715);Tensor.__iter__ ({TORCH}/_tensor.py:1195)"
 MODULE = f"Module._call_impl ({TORCH}/nn/modules/module.py:1784);Bert.forward (site-packages/transformers/bert.py:9)"
 
 
-def test_the_function_that_calls_a_library_between_operators(tmp_path: Path) -> None:
+@pytest.mark.parametrize("library", [SKLEARN, TEXT])
+def test_the_function_that_calls_a_library_between_operators(library: str, tmp_path: Path) -> None:
     """A module of a library computes operators, and is not what runs between them."""
-    auc, model = (f"{MAIN};Metrics.update (/p/train.py:14);{SKLEARN}", "R"), (f"{MAIN};{MODULE}", "R")
-    (found,) = answer(tmp_path, lambda _: [MODEL, Span("", 1_000)], auc, model, model).findings
+    call, model = (f"{MAIN};Metrics.update (/p/train.py:14);{library}", "R"), (f"{MAIN};{MODULE}", "R")
+    (found,) = answer(tmp_path, lambda _: [MODEL, Span("", 1_000)], call, model, model).findings
     assert found.id == "python-between-operators" and str(found.places[0]) == "Metrics.update (/p/train.py:14)"
+
+
+@pytest.mark.parametrize(
+    ("third", "found"),
+    [
+        ("main (/p/train.py:22)", ["67% main (/p/train.py:20)", "33% main (/p/train.py:22)"]),
+        (f"{MAIN};evaluate (/p/train.py:8)", ["67% evaluate (/p/train.py:7)", "33% evaluate (/p/train.py:8)"]),
+    ],
+)
+def test_lines_of_a_loop_without_a_fault(third: str, found: list[str], tmp_path: Path) -> None:
+    """Those that call what takes most of the time; where all of that is one function, its lines."""
+    first = f"{MAIN};evaluate (/p/train.py:7);{MODULE}", "R"
+    whole = answer(tmp_path, lambda _: [MODEL], first, first, (f"{third};{MODULE}", "R"))
+    assert not whole.findings and [f"{place.share:.0%} {place}" for place in whole.ranks[0].places] == found
+    assert "Where" in str(whole)
 
 
 @pytest.mark.parametrize(("function", "inner"), [("bias", "bias.<locals>.<listcomp>"), ("<module>", "<genexpr>")])
