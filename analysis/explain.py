@@ -198,6 +198,7 @@ ECHOES = {
         "garbage-collection",
         "python-between-operators",
         "program-waits",
+        "memory-grows",
     ),
 }
 """By finding, those that it explains: they are other views of the same cause, and are left out."""

@@ -88,6 +88,15 @@ def test_compilations_in_the_loop(every: int, is_found: bool, tmp_path: Path) ->
     assert not is_found or "dynamic=True" in found[0].action
 
 
+@pytest.mark.parametrize("library", ["compiler.py", "array.py"])
+def test_compilations_of_jax(library: str, tmp_path: Path) -> None:
+    """Samples show them, as JAX records none."""
+    stack = f"{MAIN};update (/p/train.py:12);backend_compile (site-packages/jax/_src/{library}:353)", "S"
+    found = answer(tmp_path, lambda _: [Span("", 4_000)], stack, waits=True).findings
+    assert [one.id for one in found] == ["recompiles"] * (library == "compiler.py")
+    assert not found or (found[0].places[0].function == "update" and "JAX_EXPLAIN" in found[0].action)
+
+
 def test_backward_that_is_compiled_with_forward_counts_once(tmp_path: Path) -> None:
     """As torch.compile does for dynamic shapes."""
     outer = Span("_compile.compile_inner (dynamo_timed)", 20_000)
