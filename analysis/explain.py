@@ -184,6 +184,13 @@ ECHOES = {
     "interpreter-lock": ("processors-contended", "python-between-operators", "program-waits"),
     "value-read-back": ("python-between-operators", "tiny-operators"),
     "tiny-operators": ("python-between-operators",),
+    "text-of-tensors": (
+        "python-between-operators",
+        "tiny-operators",
+        "value-read-back",
+        "slow-steps",
+        "periodic-stall",
+    ),
     "input-bound-in-process": ("slow-steps",),
     "input-bound-iterator": ("python-between-operators", "slow-steps"),
     "input-bound-pipeline": ("slow-steps",),

@@ -64,17 +64,11 @@ COMPUTING_LIBRARIES = tuple(f"site-packages/{name}/" for name in ("torch", "mind
 """What a thread does in one of these is operators, or waiting for them."""
 
 
-TEXT_OF_TENSORS = "site-packages/torch/_tensor_str.py"
-"""Where torch makes the text of a tensor, in Python."""
-
-
 def in_program_code(sample: Sample) -> bool:
     """Whether the innermost function is the program's own, or of a library called by it that computes no operators, such as Python's."""
     files = [frame.file for text in sample.stack.split(";") if (frame := parse_frame(text)) is not None]
     own = max((at for at, file in enumerate(files) if not in_library(file)), default=-1)
-    called = files[own + 1 :]
-    computes = any(file.startswith(COMPUTING_LIBRARIES) for file in called)
-    return bool(files) and (not computes or TEXT_OF_TENSORS in called)
+    return bool(files) and not any(file.startswith(COMPUTING_LIBRARIES) for file in files[own + 1 :])
 
 
 def waits_in_library(sample: Sample) -> bool:

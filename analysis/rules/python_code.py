@@ -17,6 +17,7 @@ from stepscope.analysis.rules.evidence import (
     longest,
     place_of_calls,
     places,
+    samples_at,
     steps_with_most,
     waits_in_library,
 )
@@ -181,6 +182,38 @@ def check_anomaly_detection(job: Job) -> list[Finding]:
             gain=f"{human_time(cost * rank.step_ns)} of each step or more",
             certainty="certain",
             steps=steps_with_most(rank.judged_steps, durations(rank.judged_steps)),
+        )
+    ]
+
+
+TEXT_OF_TENSORS = "site-packages/torch/_tensor_str.py:"
+"""Where torch makes the text of a tensor."""
+
+
+def check_text_of_tensors(job: Job) -> list[Finding]:
+    """Finds texts of tensors, as print and f-strings have them: torch makes them in Python, by many small operators."""
+    rank = job.main
+    every = rank.samples_in_steps()
+    samples = [sample for sample in every if TEXT_OF_TENSORS in sample.stack]
+    cost = len(samples) / max(len(every), 1)
+    if len(samples) < FEWEST_SAMPLES or cost < FINDING:
+        return []
+    place = hottest(samples)
+    spent = cost * float(durations(rank.judged_steps).mean())
+    return [
+        Finding(
+            id="text-of-tensors",
+            title=f"Making texts of tensors takes {cost:.0%} of the time.",
+            cost=cost,
+            cost_ns=spent,
+            evidence=(
+                f"in {len(samples)} of {len(every)} stack samples torch makes one, as for print or an f-string",
+                *samples_at(place, "taken then"),
+            ),
+            action='make them less often, or only of .item(); logging.debug("%s", tensor) makes none while that level is off',
+            gain=f"about {human_time(spent)} of each step on average",
+            certainty="certain",
+            places=places(place),
         )
     ]
 

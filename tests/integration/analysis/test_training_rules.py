@@ -173,16 +173,27 @@ def test_the_function_that_waits_in_a_library(library: str, action: str, tmp_pat
 
 
 SKLEARN = "roc_auc_score (site-packages/sklearn/metrics/_ranking.py:621)"
-TEXT = f"Tensor.__format__ ({TORCH}/_tensor.py:1142);_str ({TORCH}/_tensor_str.py:715);Tensor.__iter__ ({TORCH}/_tensor.py:1195)"
 MODULE = f"Module._call_impl ({TORCH}/nn/modules/module.py:1784);Bert.forward (site-packages/transformers/bert.py:9)"
 
 
-@pytest.mark.parametrize("library", [SKLEARN, TEXT])
-def test_the_function_that_calls_a_library_between_operators(library: str, tmp_path: Path) -> None:
+def test_the_function_that_calls_a_library_between_operators(tmp_path: Path) -> None:
     """A module of a library computes operators, and is not what runs between them."""
-    call, model = (f"{MAIN};Metrics.update (/p/train.py:14);{library}", "R"), (f"{MAIN};{MODULE}", "R")
-    (found,) = answer(tmp_path, lambda _: [MODEL, Span("", 1_000)], call, model, model).findings
+    auc, model = (f"{MAIN};Metrics.update (/p/train.py:14);{SKLEARN}", "R"), (f"{MAIN};{MODULE}", "R")
+    (found,) = answer(tmp_path, lambda _: [MODEL, Span("", 1_000)], auc, model, model).findings
     assert found.id == "python-between-operators" and str(found.places[0]) == "Metrics.update (/p/train.py:14)"
+
+
+TEXT = f"Tensor.__format__ ({TORCH}/_tensor.py:1142);_str ({TORCH}/_tensor_str.py:715);Tensor.__iter__ ({TORCH}/_tensor.py:1195)"
+
+
+@pytest.mark.parametrize(("others", "is_found"), [(3, True), (10, False)])
+def test_texts_of_tensors(others: int, is_found: bool, tmp_path: Path) -> None:
+    """Their operators and the Python between them are one cause."""
+    text, model = (f"{MAIN};Net.forward (/p/train.py:14);{TEXT}", "R"), (f"{MAIN};{MODULE}", "R")
+    tiny = [Span("aten::select", 1, "cpu_op"), Span("", 1)] * 1_200
+    found = answer(tmp_path, lambda _: [MODEL, *(tiny if is_found else [])], text, *[model] * others).findings
+    assert [one.id for one in found] == ["text-of-tensors"] * is_found
+    assert not found or (found[0].cost == 0.25 and found[0].places[0].function == "Net.forward")
 
 
 @pytest.mark.parametrize(
