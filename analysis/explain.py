@@ -10,7 +10,7 @@ from typing import Any, cast
 import msgspec
 import numpy as np
 
-from stepscope.analysis.findings import Answer, Finding, RankAnswer, Share, processes
+from stepscope.analysis.findings import Answer, Finding, Place, RankAnswer, Share, processes
 from stepscope.analysis.reading.recording import Recording, load
 from stepscope.analysis.rules import RULES_OF_STEPS, RULES_OF_TASKS
 from stepscope.analysis.rules.event_loops import loops_of
@@ -22,8 +22,8 @@ from stepscope.analysis.tables.collectives import Key, fastest_of
 from stepscope.analysis.tables.devices import MOST_NAME, NAMES, Activity
 from stepscope.analysis.tables.flops import peak_of
 from stepscope.analysis.tables.parallel_layout import layout_of
-from stepscope.analysis.tables.rank_summary import RankSummary, most_sampled
-from stepscope.analysis.thresholds import COVERED, DEVICE_BUSY, FEWEST_SAMPLES, FEWEST_STEPS, FINDING
+from stepscope.analysis.tables.rank_summary import RankSummary, lines_of_loop, most_sampled
+from stepscope.analysis.thresholds import COMMON, COVERED, DEVICE_BUSY, FEWEST_SAMPLES, FEWEST_STEPS, FINDING
 from stepscope.runtime.display.text_table import human_count, human_time, printable, shorten
 from stepscope.runtime.windows.step_facts import Phase
 from stepscope.runtime.windows.step_parts import UNCOVERED, durations, in_median_step, is_uncovered, parts_of
@@ -37,7 +37,7 @@ MOST_SAVED = 5
 SLOWER = 1.1
 """A saved step that took less than so many times the median is not explained."""
 MOST_PLACES = 3
-"""Places in the answer on a program without steps."""
+"""Places with most samples in an answer."""
 NOT_ENOUGH = "There is not enough to judge."
 NOTHING = "Nothing stands out: no cause takes 10 % of a step."
 NOTHING_OF_TASKS = "Nothing stands out: nothing blocks the event loop for long or often, and no tasks or items pile up."
@@ -135,8 +135,6 @@ def _nothing(rank: RankSummary, steps: int) -> str:
         return busy
     if spans + uncovered < MOSTLY:
         return _slow_optimizer(rank) or NOTHING
-    samples = rank.samples_in_steps()
-    places = most_sampled(samples, 1) if len(samples) >= FEWEST_SAMPLES else ()
     named = rank.largest_span()
     parts = (
         [f"{spans:.0%} of each step is in spans of your own or of a library, most of it in {named}"]
@@ -144,8 +142,7 @@ def _nothing(rank: RankSummary, steps: int) -> str:
         else []
     )
     parts += [f"{uncovered:.0%} is in no span"] if uncovered >= FINDING else []
-    where = f"; {places[0].share:.0%} of the samples of the stack are in {places[0]}" if places else ""
-    return f"No fault that is known. {', '.join(parts)}{where}."
+    return f"No fault that is known. {', '.join(parts)}."
 
 
 def _slow_optimizer(rank: RankSummary) -> str:
@@ -187,6 +184,13 @@ ECHOES = {
     "interpreter-lock": ("processors-contended", "python-between-operators", "program-waits"),
     "value-read-back": ("python-between-operators", "tiny-operators"),
     "tiny-operators": ("python-between-operators",),
+    "text-of-tensors": (
+        "python-between-operators",
+        "tiny-operators",
+        "value-read-back",
+        "slow-steps",
+        "periodic-stall",
+    ),
     "input-bound-in-process": ("slow-steps",),
     "input-bound-iterator": ("python-between-operators", "slow-steps"),
     "input-bound-pipeline": ("slow-steps",),
@@ -201,6 +205,7 @@ ECHOES = {
         "garbage-collection",
         "python-between-operators",
         "program-waits",
+        "memory-grows",
     ),
 }
 """The findings that each finding explains, by its id: they show the same cause in another way, and are left out."""
@@ -244,9 +249,18 @@ def _rank_answer(summary: RankSummary, fastest: Mapping[Key, int]) -> RankAnswer
         saved=_saved(summary),
         more_pipelines=max(len(pipelines) - data_pipeline.MOST_PIPELINES, 0),
     )
-    if answer.has_steps or times:
+    if times:
         return answer
-    return msgspec.structs.replace(answer, places=most_sampled(summary.samples, MOST_PLACES))
+    return msgspec.structs.replace(answer, places=_places(summary, in_steps=answer.has_steps))
+
+
+def _places(summary: RankSummary, *, in_steps: bool) -> tuple[Place, ...]:
+    """The lines of the training loop in which most samples are; without steps, or where one line of it has them all, the functions."""
+    samples = summary.samples_in_steps() if in_steps else summary.samples
+    if in_steps and len(samples) < FEWEST_SAMPLES:
+        return ()
+    lines = lines_of_loop(samples, MOST_PLACES) if in_steps else ()
+    return lines if lines and lines[0].share < COMMON else most_sampled(samples, MOST_PLACES)
 
 
 def _saved(summary: RankSummary) -> tuple[str, ...]:

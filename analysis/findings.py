@@ -300,7 +300,8 @@ class RankAnswer(msgspec.Struct, frozen=True, kw_only=True):
     tasks: tuple[TaskTimes, ...] = ()
     """Tasks of its event loops, at most eight names: those first that ran or were ready longest."""
     places: tuple[Place, ...] = ()
-    """The places with most samples of the stack, if the process has neither steps nor tasks."""
+    """The places with most samples of the stack: lines of the training loop, or functions if the process has no steps. Empty if it has
+    tasks."""
     devices: tuple[DeviceAnswer, ...] = ()
     flops: FlopsAnswer | None = None
     """The operations; `None` if neither shapes of operators' inputs nor FLOPs were recorded."""

@@ -138,6 +138,7 @@ def _table(answer: Answer, rank: RankAnswer | None, rows: int) -> Iterator[Line]
         return
     yield Line(Text(facts_of_steps(answer, rank), "dim"))
     yield from parts(rank.shares, rows)
+    yield from _where(answer, rank)
 
 
 def text_of(answer: Answer) -> str:
@@ -167,6 +168,7 @@ def lines(answer: Answer) -> Iterator[Line]:
         yield Line(Text(), 0)
         yield from parts(rank.shares, MOST_PARTS)
         yield Line(Text(), 0)
+        yield from _where(answer, rank)
         slow = rank.statistics
         if slow.slowest_ns > 1.3 * slow.p50:
             yield Line(Text(f"Slowest step {slow.slowest}: {human_time(slow.slowest_ns)}, {slow.slowest_why}"))
@@ -275,8 +277,7 @@ def without_steps(answer: Answer) -> Iterator[Line]:
     if rank is None:
         return
     if rank.places:
-        places = [f"{place.share:.0%} {printable(short_places(str(place)))}" for place in rank.places]
-        yield Line(Text(f"samples of the stack: {', '.join(places)}"), 2, "Where")
+        yield from _where(answer, rank)
         return
     shown = rank.tasks[:MOST_TASK_NAMES]
     names = [f"{each.count:,} × {shorten(printable(each.name), MOST_NAME)}" for each in shown]
@@ -285,6 +286,15 @@ def without_steps(answer: Answer) -> Iterator[Line]:
         ready = f", ready for {human_time(each.ready)} at most" if each.ready > each.running // 10 else ""
         text = f"{name}{' ' * (widest - columns(name))}  ran {human_time(each.running)}{ready}, waited {human_time(each.waiting)}"
         yield Line(Text(text), 2, " " if number else "Tasks")
+
+
+def _where(answer: Answer, rank: RankAnswer) -> Iterator[Line]:
+    """The places with most samples, where no finding has one."""
+    if any(finding.places for finding in answer.findings):
+        return
+    places = [f"{place.share:.0%} {printable(short_places(str(place)))}" for place in rank.places]
+    if places:
+        yield Line(Text(f"samples of the stack: {', '.join(places)}"), 2, "Where")
 
 
 def _flops_and_memory(answer: Answer, rank: RankAnswer | None) -> Iterator[Line]:

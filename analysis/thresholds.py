@@ -12,6 +12,8 @@ ANOMALY = 0.05
 """Share of the samples in steps in which torch formats stacks for its anomaly detection."""
 FEWEST_SAMPLES = 10
 """Fewer samples of the stack name no place."""
+COMMON = 0.90
+"""Share of the samples in steps that the function of the training loop has, and no single line of it."""
 COVERED = 0.80
 """Share of an excess that a cause must cover to be named."""
 MAJORITY = 0.5

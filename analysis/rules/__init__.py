@@ -42,6 +42,7 @@ RULES_OF_STEPS: tuple[Rule, ...] = (
     processors.check_interpreter_lock,
     python_code.check_slow_backward_hook,
     python_code.check_anomaly_detection,
+    python_code.check_text_of_tensors,
     python_code.check_forced_writes,
     python_code.check_saves_and_logs,
     python_code.check_python_between_operators,

@@ -169,6 +169,18 @@ def _computing(job: Job, samples: list[Sample]) -> float:
     return min(max(share, 1 / MOST_WORKERS), 1.0)
 
 
+def _uncontended(rank: RankSummary, rest: float, whole: float) -> float:
+    """ns of a step without waiting for data, and without what the thread waits for a processor in it; at least its part that runs.
+
+    Args:
+        rest: the same with that.
+        whole: ns of a step.
+    """
+    ran, queued = (float(np.nan_to_num(rank.judged_steps[name]).sum()) for name in ("cpu_ns", "run_queue_ns"))
+    took = float(durations(rank.judged_steps).sum())
+    return max(rest - whole * queued / took, rest * ran / (ran + queued)) if queued else rest
+
+
 def check_input_bound(job: Job) -> list[Finding]:
     """Finds steps that spend much of their time in `DataLoader.__next__`.
 
@@ -189,10 +201,9 @@ def check_input_bound(job: Job) -> list[Finding]:
     rest = whole - cost
     fetch = [row for row in rank.rows if row.name == "fetch" and row.category == "loader"]
     batch_ns = cost if not workers else fetch[0].p50 if fetch else workers * whole
-    queued = float(np.nan_to_num(rank.judged_steps["run_queue_ns"]).sum() / step.sum())
     if workers and share >= HANDOVER and cost <= MOST_HANDOVER_NS and batch_ns / workers < MAJORITY * whole:
         return [_handed_over(rank, data, cost, whole, batch_ns)]
-    if workers and batch_ns * children_run(job) <= workers * rest * (1 - queued):
+    if workers and batch_ns * children_run(job) <= workers * _uncontended(rank, rest, whole):
         return []  # with processors of their own the workers would keep up: that they have none is another finding
     # Live, the names of spans are not known.
     name = "DataLoader.__next__" if facts or waits(rank) is not None else "waiting for data"

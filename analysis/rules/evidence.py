@@ -60,16 +60,15 @@ def in_backward_hook(sample: Sample) -> bool:
     return any((frame := parse_frame(each)) is not None and not in_library(frame.file) for each in after)
 
 
+COMPUTING_LIBRARIES = tuple(f"site-packages/{name}/" for name in ("torch", "mindspore", "mxnet", "jax", "keras"))
+"""What a thread does in one of these is operators, or waiting for them."""
+
+
 def in_program_code(sample: Sample) -> bool:
-    """Whether the innermost function is the program's own, or of Python's library called by it; not torch's."""
-    frame = parse_frame(sample.stack.rpartition(";")[2])
-    return frame is not None and (
-        not in_library(frame.file) or "/lib/python3" in frame.file and "site-packages" not in frame.file
-    )
-
-
-COMPUTING_LIBRARIES = tuple(f"site-packages/{name}/" for name in ("torch", "mindspore", "mxnet", "jax"))
-"""A thread that waits in one of these waits for what it computes."""
+    """Whether the innermost function is the program's own, or of a library called by it that computes no operators, such as Python's."""
+    files = [frame.file for text in sample.stack.split(";") if (frame := parse_frame(text)) is not None]
+    own = max((at for at, file in enumerate(files) if not in_library(file)), default=-1)
+    return bool(files) and not any(file.startswith(COMPUTING_LIBRARIES) for file in files[own + 1 :])
 
 
 def waits_in_library(sample: Sample) -> bool:

@@ -17,6 +17,7 @@ from stepscope.analysis.rules.evidence import (
     longest,
     place_of_calls,
     places,
+    samples_at,
     steps_with_most,
     waits_in_library,
 )
@@ -185,6 +186,38 @@ def check_anomaly_detection(job: Job) -> list[Finding]:
     ]
 
 
+TEXT_OF_TENSORS = "site-packages/torch/_tensor_str.py:"
+"""Where torch makes the text of a tensor."""
+
+
+def check_text_of_tensors(job: Job) -> list[Finding]:
+    """Finds texts of tensors, as print and f-strings have them: torch makes them in Python, by many small operators."""
+    rank = job.main
+    every = rank.samples_in_steps()
+    samples = [sample for sample in every if TEXT_OF_TENSORS in sample.stack]
+    cost = len(samples) / max(len(every), 1)
+    if len(samples) < FEWEST_SAMPLES or cost < FINDING:
+        return []
+    place = hottest(samples)
+    spent = cost * float(durations(rank.judged_steps).mean())
+    return [
+        Finding(
+            id="text-of-tensors",
+            title=f"Making texts of tensors takes {cost:.0%} of the time.",
+            cost=cost,
+            cost_ns=spent,
+            evidence=(
+                f"in {len(samples)} of {len(every)} stack samples torch makes one, as for print or an f-string",
+                *samples_at(place, "taken then"),
+            ),
+            action='make them less often, or only of .item(); logging.debug("%s", tensor) makes none while that level is off',
+            gain=f"about {human_time(spent)} of each step on average",
+            certainty="certain",
+            places=places(place),
+        )
+    ]
+
+
 QUEUE = re.compile(r"\bget \([^)]*/(?:queue|multiprocessing/queues)\.py:\d+\)")
 """The calls in which a thread waits for an item of a queue that other threads or processes fill."""
 MODULE = "<module>"
@@ -241,7 +274,7 @@ def check_python_between_operators(job: Job) -> list[Finding]:
         return []  # a loop of Python alone does what it is for
     if waits:
         title, kind = f"The program's own code waits {cost:.0%} of each step{inside}.", "program-waits"
-        action = "move what it waits for (a sleep, the network, a file) to another thread; if it is a lock, hold it for less time"
+        action = "move what it waits for (a sleep, the network, a file, another process) to another thread; if it is a lock, hold it for less time"
         if sum(QUEUE.search(sample.stack) is not None for sample in samples) > MAJORITY * len(samples):
             action = "what fills the queue is too slow: make it cheaper, or let more threads or processes fill it"
     else:

@@ -25,6 +25,7 @@ from stepscope.analysis.thresholds import (
     COVERED,
     FEWEST_LATE_STEPS,
     FEWEST_PERIODS,
+    FEWEST_SAMPLES,
     FINDING,
     MAJORITY,
     MOST_SLOW_STEPS,
@@ -275,8 +276,12 @@ def check_workers_restart(job: Job) -> list[Finding]:
 
 
 def check_recompiles(job: Job) -> list[Finding]:
-    """Finds steps in which torch.compile compiles again, as it does for shapes that it has not seen."""
-    rank, steps = job.main, job.main.judged_steps
+    """Finds steps in which torch.compile, or JAX, compiles again, as it does for shapes that it has not seen."""
+    return _compilations_of_torch(job.main) or _compilations_of_jax(job.main)
+
+
+def _compilations_of_torch(rank: RankSummary) -> list[Finding]:
+    steps = rank.judged_steps
     calls = _calls_in(steps["begin"], steps["end"], rank.compilations)
     # That of backward may lie in that of forward.
     begin, end = union(*np.array(intervals(calls), np.int64).reshape(-1, 2).T)
@@ -301,6 +306,35 @@ def check_recompiles(job: Job) -> list[Finding]:
             certainty="certain",
             steps=steps_with_most(steps, spent),
             events=longest(rank, calls),
+            places=places(place),
+        )
+    ]
+
+
+JAX_COMPILES = "site-packages/jax/_src/compiler.py"
+"""Where JAX waits for what it has compiled."""
+
+
+def _compilations_of_jax(rank: RankSummary) -> list[Finding]:
+    """Those that samples show: JAX records none."""
+    steps, every = rank.judged_steps, rank.samples_in_steps()
+    samples = [sample for sample in every if JAX_COMPILES in sample.stack]
+    cost = len(samples) / max(len(every), 1)
+    compiles = have_one_of(steps, [sample.ts for sample in samples])
+    if len(samples) < FEWEST_SAMPLES or cost < FINDING or compiles.sum() < FEWEST_PERIODS:
+        return []
+    place = hottest(samples)
+    return [
+        Finding(
+            id="recompiles",
+            title=f"JAX compiles again in {compiles.sum()} of {len(steps)} steps: {cost:.0%} of the time.",
+            cost=cost,
+            cost_ns=cost * float(durations(steps).mean()),
+            evidence=(f"in {len(samples)} of {len(every)} stack samples it compiles", *samples_at(place, "taken then")),
+            action="pad inputs to a few shapes, and call jax.jit once for each function; JAX_EXPLAIN_CACHE_MISSES=1 says what has changed",
+            gain=f"up to {cost:.0%} of the run",
+            certainty="certain",
+            steps=steps_with_most(steps, compiles * durations(steps)),
             places=places(place),
         )
     ]

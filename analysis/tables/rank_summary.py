@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from itertools import compress
@@ -19,7 +20,7 @@ from stepscope.analysis.tables.data_pipeline import PipelineBuilder, processor_m
 from stepscope.analysis.tables.devices import MOST_SPANS, DeviceBuilder, answers
 from stepscope.analysis.tables.flops import FlopsTable
 from stepscope.analysis.tables.parallel_layout import has_groups
-from stepscope.analysis.thresholds import FEWEST_STEPS
+from stepscope.analysis.thresholds import COMMON, FEWEST_STEPS
 from stepscope.backends.counters.host import HostBackend
 from stepscope.backends.pipeline_events import CATEGORY
 from stepscope.runtime import _core
@@ -46,6 +47,8 @@ COMPILATIONS = ("_compile.compile_inner", "compile_fx.<locals>.bw_compiler (")
 """Prefixes of the names of torch's spans in which torch.compile compiles a function, or its backward."""
 BATCH = 1 << 14
 """Events that are read together, at most, unless they were written together."""
+_COMPREHENSIONS = re.compile(r"(?:(?:\.<locals>)?(?:^|\.)<(?:(?:list|set|dict)comp|genexpr)>)+$")
+"""The end of a function's name for its comprehensions, which have frames of their own up to Python 3.11, and generator expressions."""
 _Handler: TypeAlias = "Callable[[EventBatch, Block], None]"
 
 
@@ -408,8 +411,9 @@ def program_functions(stack: str) -> dict[tuple[str, str], int]:
     for text in stack.split(";"):
         frame = parse_frame(text)
         if frame is not None and not in_library(frame.file):
-            found.pop((frame.function, frame.file), None)
-            found[frame.function, frame.file] = frame.line
+            function = _COMPREHENSIONS.sub("", frame.function) or "<module>"
+            found.pop((function, frame.file), None)
+            found[function, frame.file] = frame.line
     return found
 
 
@@ -446,3 +450,16 @@ def most_sampled(samples: list[Sample], most: int) -> tuple[Place, ...]:
     return tuple(
         Place(*key, lines[key].most_common(1)[0][0], count / len(samples)) for key, count in counted.most_common(most)
     )
+
+
+def lines_of_loop(samples: list[Sample], most: int) -> tuple[Place, ...]:
+    """The lines with most samples, each with its share, of the innermost function that nearly all samples are in; what that calls counts
+    for the line that calls it."""
+    stacks = [program_functions(sample.stack) for sample in samples]
+    counted = Counter(function for stack in stacks for function in stack)
+    common = [function for function in counted if counted[function] >= COMMON * len(samples)]
+    if not common:
+        return ()
+    loop = max(common, key=lambda function: max(list(stack).index(function) for stack in stacks if function in stack))
+    lines = Counter(stack[loop] for stack in stacks if loop in stack)
+    return tuple(Place(*loop, line, count / len(samples)) for line, count in lines.most_common(most))

@@ -239,8 +239,8 @@ def test_a_few_samples_name_no_place(samples: int, reported: bool, tmp_path: Pat
     summary = RankSummary(recording.ranks[0])
     at = int(summary.judged_steps["begin"][3])
     summary.samples = [Sample(at + number, "<module> (/p/own.py:14)", "R", "") for number in range(samples)]
-    verdict = judge(recording, [summary]).verdict
-    assert verdict.startswith("No fault that is known.") and ("own.py:14" in verdict) is reported
+    answer = judge(recording, [summary])
+    assert answer.verdict.startswith("No fault that is known.") and ("own.py:14" in str(answer)) is reported
 
 
 def first_of(directory: Path, program: str) -> Finding:

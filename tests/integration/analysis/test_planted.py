@@ -52,6 +52,22 @@ def test_items_that_wait_for_a_processor_are_not_slow_themselves(waiting: float,
     assert ("slow-item" in found) is is_found
 
 
+@pytest.mark.parametrize(("runs", "is_found"), [(0.25, True), (0.05, False)])
+def test_workers_that_are_too_slow_with_processors_of_their_own(runs: float, is_found: bool) -> None:
+    """Where other programs have the processors, the thread that steps waits for one while it does not wait for data."""
+    _, _, path = RECORDED["keywords"]
+    (rank,) = recordings.ranks_of(path)
+    begin, end = int(min(rank.facts["begin"])), int(max(rank.facts["end"]))
+    ran, waited = ([(begin, 0.0), (end, share * (end - begin))] for share in (runs, 1 - runs))
+    demand = rank.demand | dict(zip(processor_demand.CHILDREN, (ran, waited), strict=True))
+    summary = recordings.summary_of(msgspec.structs.replace(rank, demand=demand))
+    steps = summary.judged_steps
+    took = steps["end"] - steps["begin"]
+    steps["phases"][:, Phase.DATA], steps["run_queue_ns"], steps["cpu_ns"] = 0.6 * took, 0.32 * took, 0.08 * took
+    found = {finding.id for finding in recordings.answer_of([summary]).findings}
+    assert ("input-bound-workers" in found) is is_found
+
+
 def test_there_is_a_recording_of_each_program() -> None:
     """And of each cured twin."""
     wanted = {program.name for program in programs()} | {

@@ -88,6 +88,15 @@ def test_compilations_in_the_loop(every: int, is_found: bool, tmp_path: Path) ->
     assert not is_found or "dynamic=True" in found[0].action
 
 
+@pytest.mark.parametrize("library", ["compiler.py", "array.py"])
+def test_compilations_of_jax(library: str, tmp_path: Path) -> None:
+    """Samples show them, as JAX records none."""
+    stack = f"{MAIN};update (/p/train.py:12);backend_compile (site-packages/jax/_src/{library}:353)", "S"
+    found = answer(tmp_path, lambda _: [Span("", 4_000)], stack, waits=True).findings
+    assert [one.id for one in found] == ["recompiles"] * (library == "compiler.py")
+    assert not found or (found[0].places[0].function == "update" and "JAX_EXPLAIN" in found[0].action)
+
+
 def test_backward_that_is_compiled_with_forward_counts_once(tmp_path: Path) -> None:
     """As torch.compile does for dynamic shapes."""
     outer = Span("_compile.compile_inner (dynamo_timed)", 20_000)
@@ -161,6 +170,58 @@ def test_the_function_that_waits_in_a_library(library: str, action: str, tmp_pat
     (found,) = answer(tmp_path, lambda _: [MODEL, Span("", 4_000)], stack, waits=True).findings
     assert found.id == "program-waits" and str(found.places[0]) == "Tracker.log (/p/train.py:14)"
     assert action in found.action
+
+
+SKLEARN = "roc_auc_score (site-packages/sklearn/metrics/_ranking.py:621)"
+MODULE = f"Module._call_impl ({TORCH}/nn/modules/module.py:1784);Bert.forward (site-packages/transformers/bert.py:9)"
+
+
+def test_the_function_that_calls_a_library_between_operators(tmp_path: Path) -> None:
+    """A module of a library computes operators, and is not what runs between them."""
+    auc, model = (f"{MAIN};Metrics.update (/p/train.py:14);{SKLEARN}", "R"), (f"{MAIN};{MODULE}", "R")
+    (found,) = answer(tmp_path, lambda _: [MODEL, Span("", 1_000)], auc, model, model).findings
+    assert found.id == "python-between-operators" and str(found.places[0]) == "Metrics.update (/p/train.py:14)"
+
+
+TEXT = f"Tensor.__format__ ({TORCH}/_tensor.py:1142);_str ({TORCH}/_tensor_str.py:715);Tensor.__iter__ ({TORCH}/_tensor.py:1195)"
+
+
+@pytest.mark.parametrize(("others", "is_found"), [(3, True), (10, False)])
+def test_texts_of_tensors(others: int, is_found: bool, tmp_path: Path) -> None:
+    """Their operators and the Python between them are one cause."""
+    text, model = (f"{MAIN};Net.forward (/p/train.py:14);{TEXT}", "R"), (f"{MAIN};{MODULE}", "R")
+    tiny = [Span("aten::select", 1, "cpu_op"), Span("", 1)] * 1_200
+    found = answer(tmp_path, lambda _: [MODEL, *(tiny if is_found else [])], text, *[model] * others).findings
+    assert [one.id for one in found] == ["text-of-tensors"] * is_found
+    assert not found or (found[0].cost == 0.25 and found[0].places[0].function == "Net.forward")
+
+
+@pytest.mark.parametrize(
+    ("third", "found"),
+    [
+        ("main (/p/train.py:22)", ["67% main (/p/train.py:20)", "33% main (/p/train.py:22)"]),
+        (f"{MAIN};evaluate (/p/train.py:8)", ["67% evaluate (/p/train.py:7)", "33% evaluate (/p/train.py:8)"]),
+    ],
+)
+def test_lines_of_a_loop_without_a_fault(third: str, found: list[str], tmp_path: Path) -> None:
+    """Those that call what takes most of the time; where all of that is one function, its lines."""
+    first = f"{MAIN};evaluate (/p/train.py:7);{MODULE}", "R"
+    whole = answer(tmp_path, lambda _: [MODEL], first, first, (f"{third};{MODULE}", "R"))
+    assert not whole.findings and [f"{place.share:.0%} {place}" for place in whole.ranks[0].places] == found
+    assert "Where" in str(whole)
+
+
+@pytest.mark.parametrize(("function", "inner"), [("bias", "bias.<locals>.<listcomp>"), ("<module>", "<genexpr>")])
+def test_comprehensions_belong_to_their_function(function: str, inner: str, tmp_path: Path) -> None:
+    """It has the samples of all of them."""
+    outer = f"{MAIN};{function} (/p/train.py:6)"
+    stacks = (
+        (outer, "R"),
+        (f"{outer};{inner} (/p/train.py:7)", "R"),
+        (f"{outer};{inner}.<listcomp> (/p/train.py:7)", "R"),
+    )
+    (found,) = answer(tmp_path, lambda _: [MODEL, Span("", 4_000)], *stacks).findings
+    assert found.places[0].function == function and found.places[0].line == 7 and found.places[0].share == 1
 
 
 @pytest.mark.parametrize(("name", "kind"), [("aten::mul", "tiny-operators"), ("aten::item", "value-read-back")])

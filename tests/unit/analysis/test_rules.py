@@ -35,6 +35,7 @@ THRESHOLDS: Mapping[str, str] = {
     "interpreter-lock": "OTHER_THREAD FINDING",
     "slow-backward-hook": "FINDING FEWEST_SAMPLES",
     "anomaly-detection": "ANOMALY FEWEST_SAMPLES",
+    "text-of-tensors": "FINDING FEWEST_SAMPLES",
     "forced-writes": "FINDING",
     "saves-and-logs": "FINDING FINDING MOST_SLOW_STEPS",
     "python-between-operators": "FINDING UNCOVERED_PLACE NO_PLACE",
