@@ -48,6 +48,8 @@ RANK_LONGER = 1.5
 """Times the steps of the other ranks that those of a rank take, to be a finding where no collective shows who waits."""
 UNEVEN_WORK = 0.20
 """Share of the step for which ranks wait, to be a finding if it is another rank from step to step: chance makes a part of it."""
+MANY_COLLECTIVES = 20
+"""Collectives of one name in a step from which on they are many."""
 
 SLOW_STEP = 2.0
 """Times the median from which on a step is slow."""

@@ -1,4 +1,4 @@
-"""Ranks that the others wait for, and work that is uneven from step to step. This compares no clocks."""
+"""Ranks that the others wait for, work that is uneven from step to step, and many collectives. This compares no clocks."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepscope.analysis.findings import Finding
-from stepscope.analysis.rules.evidence import MOST_STEPS, Job, only_in, places
+from stepscope.analysis.rules.evidence import MOST_STEPS, Job, intervals, only_in, places, samples_at, steps_with_most
 from stepscope.analysis.rules.slow_steps import few_slow_steps
-from stepscope.analysis.tables.rank_summary import RankSummary, durations, hottest
+from stepscope.analysis.tables.collectives import fastest_of, is_collective
+from stepscope.analysis.tables.rank_summary import RankSummary, durations, hottest, samples_in
 from stepscope.analysis.thresholds import (
     COVERED,
     FEWEST_STEPS,
+    FINDING,
+    MANY_COLLECTIVES,
     RANK_DISTINCT,
     RANK_LAST,
     RANK_LONGER,
@@ -21,7 +24,12 @@ from stepscope.analysis.thresholds import (
     UNEVEN_WORK,
 )
 from stepscope.runtime.display.text_table import human_time
-from stepscope.runtime.windows.step_parts import is_uncovered, parts_of
+from stepscope.runtime.windows.step_facts import Phase, union
+from stepscope.runtime.windows.step_parts import NAMES, is_uncovered, parts_of
+
+COMPUTING = (NAMES[Phase.FORWARD], NAMES[Phase.BACKWARD])
+"""Parts of a step that take as long on all ranks, if these have as much to compute."""
+EQUAL_WORK = "if its batches are larger or longer, give all ranks as much to compute; else "
 
 
 class RankComparison:
@@ -122,6 +130,7 @@ def check_slow_rank(job: Job) -> list[Finding]:
     more = {name: value - theirs[name] for name, value in mine.items() if name != "communication"}
     phase = max(more, key=lambda name: more[name])
     looked_at = f"what rank {number} does" if is_uncovered(phase) else f"{phase} of rank {number}"
+    computes_longer = all(mine.get(name, 0.0) >= RANK_LONGER * theirs.get(name, np.inf) for name in COMPUTING)
     samples = ranks[worst].samples_in_steps()
     elsewhere = [sample for at in others for sample in ranks[at].samples_in_steps()]
     distinct = only_in(samples, elsewhere, RANK_DISTINCT)
@@ -141,7 +150,7 @@ def check_slow_rank(job: Job) -> list[Finding]:
                 f"{human_time(mine[phase])} here, {human_time(theirs[phase])} there",
                 *(() if place is None else (f"{place.share:.0%} of its stack samples are in {place}{hardly}",)),
             ),
-            action=f"look at {looked_at} on host {ranks[worst].recorded.host}{'' if place is None else f': {place}'}",
+            action=f"{EQUAL_WORK if computes_longer else ''}look at {looked_at} on host {ranks[worst].recorded.host}{'' if place is None else f': {place}'}",
             gain=f"without the wait a step takes about {human_time(float(np.median(step - compared.waits)))}",
             certainty="certain",
             ranks=(number,),
@@ -192,9 +201,13 @@ def _without_collectives(job: Job) -> list[Finding]:
 def check_uneven_work(job: Job) -> list[Finding]:
     """Finds ranks that wait for each other, another one in each step."""
     compared = compare_ranks(job)
-    if compared is None or compared.is_one_rank or compared.cost < UNEVEN_WORK:
+    if compared is None or compared.is_one_rank:
         return []
-    wait = human_time(float(compared.waits.mean()))
+    waits, longer = float(compared.waits.mean()), float(compared.longer.mean())
+    # Where processors are contended, ranks wait for others that have no more to do.
+    if min(waits, longer) < UNEVEN_WORK * float(compared.took.mean()):
+        return []
+    wait = human_time(waits)
     last = ", ".join(
         f"rank {compared.number(index)} in {count}" for index, count in enumerate(compared.times_last.tolist())
     )
@@ -207,12 +220,48 @@ def check_uneven_work(job: Job) -> list[Finding]:
             cost_ns=float(compared.waits.mean()),
             evidence=(
                 f"which rank comes last to the collectives changes: {last} of {len(compared.steps)} steps",
-                f"the last rank has {human_time(float(compared.longer.mean()))} more to do than the others in that step; "
+                f"the last rank has {human_time(longer)} more to do than the others in that step; "
                 "over all steps no rank is slower",
             ),
             action="give all ranks equal work in each step: batches of equal total length, or samples bucketed by length",
-            gain=f"up to {wait} of each step",
+            gain=f"up to {human_time(min(waits, longer))} of each step",
             certainty="likely",
             steps=tuple(compared.steps[at] for at in longest),
+        )
+    ]
+
+
+def check_many_collectives(job: Job) -> list[Finding]:
+    """Finds steps of many collectives, by what they take beyond waiting for other ranks while nothing else is done."""
+    rank = job.main
+    rows = [row for row in rank.rows if is_collective(row.name, row.category)]
+    if max((row.count for row in rows), default=0) < MANY_COLLECTIVES * len(rank.facts):
+        return []
+    first = rank.collectives.answer(rank.judged_steps, fastest_of([each.collectives for each in job.ranks]))[0]
+    waits = min(first.wait_ns or 0.0, first.ns)
+    spent = min(first.ns, float(rank.communication().mean())) - waits
+    cost = spent / float(durations(rank.judged_steps).mean())
+    if first.calls < MANY_COLLECTIVES or cost < FINDING:
+        return []
+    begin, end = union(*np.array(intervals(rank.collectives.runs), np.int64).T)
+    place = hottest(samples_in(rank.samples_in_steps(), np.stack((begin, end), axis=1)))
+    waiting = "" if first.wait_ns is None else f"; waiting for other ranks takes {human_time(waits)} more"
+    return [
+        Finding(
+            id="many-collectives",
+            title=f"{first.calls:,.0f} collectives in each step take {cost:.0%} of it.",
+            cost=cost,
+            cost_ns=spent,
+            evidence=(
+                f"{first.name} takes {human_time(spent / first.calls)} each time, {human_time(spent)} of each step, in which nothing else is "
+                f"done{waiting}",
+                *samples_at(place, "taken then"),
+            ),
+            action="fewer and larger ones: DistributedDataParallel, which sends gradients in buckets, or one collective for many tensors that "
+            "torch.cat joins",
+            gain=f"up to {human_time(spent)} of each step",
+            certainty="certain" if first.wait_ns is not None else "likely",
+            steps=steps_with_most(rank.judged_steps, rank.communication()),
+            places=places(place),
         )
     ]

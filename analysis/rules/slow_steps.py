@@ -75,6 +75,8 @@ class SlowSteps:
             took = durations(steps).astype(np.float64)
             self.ranks = () if rank.rank is None else (rank.rank,)
         more = {name: float((column[slow] - np.median(column)).sum()) for name, column in parts_of(steps).items()}
+        if self.ranks:
+            more.pop(NAMES[Phase.COMMUNICATION], None)  # the others wait for its own work
         self._cause = max(more, key=lambda name: more[name])
         self._more = more[self._cause]
         self._contended = contended(job)

@@ -138,6 +138,11 @@ def running_loop() -> tuple[int, int] | None:
     return None
 
 
+def running_loops() -> list[asyncio.AbstractEventLoop]:
+    """Returns the watched loops that run. Any thread may call."""
+    return [loop for loop in list(_loops) if loop.is_running()]
+
+
 def release() -> None:
     """Restores `create_task` of every loop, unless other code has replaced it since. Any thread may call."""
     while _restore:
