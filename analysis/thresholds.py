@@ -91,6 +91,8 @@ READ_BACKS = 8
 
 RUN_QUEUE = 0.10
 """Share of the step in which the thread waits for a processor, to be a finding."""
+CONTENDED_LONGER = 2.0
+"""Times as long that a rank which waits for processors may take for the same work: what has its processor meanwhile has the caches, too."""
 OVERSUBSCRIBED = 1.1
 """The job itself contends for processors if it would use this many times those there are."""
 OVERSUBSCRIBED_WITH_OTHERS = 1.5

@@ -9,10 +9,12 @@ from numpy.typing import NDArray
 
 from stepscope.analysis.findings import Finding
 from stepscope.analysis.rules.evidence import MOST_STEPS, Job, intervals, only_in, places, samples_at, steps_with_most
+from stepscope.analysis.rules.processors import queued
 from stepscope.analysis.rules.slow_steps import few_slow_steps
 from stepscope.analysis.tables.collectives import fastest_of, is_collective
 from stepscope.analysis.tables.rank_summary import RankSummary, durations, hottest, samples_in
 from stepscope.analysis.thresholds import (
+    CONTENDED_LONGER,
     COVERED,
     FEWEST_STEPS,
     FINDING,
@@ -21,6 +23,7 @@ from stepscope.analysis.thresholds import (
     RANK_LAST,
     RANK_LONGER,
     RANK_WAIT,
+    RUN_QUEUE,
     UNEVEN_WORK,
 )
 from stepscope.runtime.display.text_table import human_time
@@ -121,6 +124,9 @@ def check_slow_rank(job: Job) -> list[Finding]:
     apart, step = compared.without_communication, compared.took.mean(axis=0)
     if np.median(apart[worst]) <= np.median(apart[others]):
         return []  # the others take as long, as they wait for processors
+    own = compared.own
+    if queued(ranks[worst]) >= RUN_QUEUE and np.median(own[worst]) < CONTENDED_LONGER * np.median(own[others]):
+        return []  # so does this one, and all that it does takes longer then
     faster = f"rank {ranks[others[0]].rank}" if len(others) == 1 else "the others"
     medians = [
         {name: float(np.median(column)) for name, column in parts_of(rank.judged_steps).items()} for rank in ranks

@@ -14,6 +14,8 @@ from stepscope.analysis.rules.evidence import (
     have_one_of,
     intervals,
     longest,
+    number_of,
+    on_rank,
     only_in,
     place_of_calls,
     places,
@@ -73,7 +75,7 @@ class SlowSteps:
             steps = rank.judged_steps
             slow = _positions(steps, self.numbers)
             took = durations(steps).astype(np.float64)
-            self.ranks = () if rank.rank is None else (rank.rank,)
+            self.ranks = number_of(rank)
         more = {name: float((column[slow] - np.median(column)).sum()) for name, column in parts_of(steps).items()}
         if self.ranks:
             more.pop(NAMES[Phase.COMMUNICATION], None)  # the others wait for its own work
@@ -103,7 +105,7 @@ class SlowSteps:
     @property
     def where(self) -> str:
         """The rank that has the extra time; empty if it is not one of several."""
-        return "".join(f" on rank {rank}" for rank in self.ranks)
+        return on_rank(self.ranks)
 
     def places(self) -> tuple[Place, ...]:
         """Where the program is in them, or calls what they wait for."""

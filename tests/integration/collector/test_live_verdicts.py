@@ -153,6 +153,29 @@ FAULTS: dict[str, tuple[Callable[[], list[StepSummary]], str, list[int]]] = {
         "periodic-stall",
         [1],
     ),
+    "garbage collections of one rank, for which the others wait": (
+        lambda: [
+            summary(
+                [STEP] * 200,
+                together=21_000_000,
+                stalls=20,
+                stalled=Phase.GARBAGE_COLLECTION if rank == 1 else Phase.COMMUNICATION,
+            )
+            for rank in range(3)
+        ],
+        "garbage-collection",
+        [1],
+    ),
+    "a rank whose processor others use": (
+        lambda: [
+            summary(
+                [32_000_000 if rank == 1 else STEP] * 100, together=33_000_000, queued=6_000_000 if rank == 1 else 0
+            )
+            for rank in range(2)
+        ],
+        "processors-contended",
+        [1],
+    ),
     "a program that sleeps": (lambda: [summary([STEP] * 60, runs=0.1)], "program-waits", []),
     "stalls that have begun": (lambda: [summary([STEP] * 460, stalls=20, well=400)], "periodic-stall", []),
 }
