@@ -28,10 +28,14 @@ from stepscope.analysis.thresholds import (
 )
 from stepscope.runtime.display.text_table import human_time
 from stepscope.runtime.windows.step_facts import Phase, union
-from stepscope.runtime.windows.step_parts import NAMES, is_uncovered, parts_of
+from stepscope.runtime.windows.step_parts import NAMES, QUEUED, is_uncovered, parts_of
 
 COMPUTING = (NAMES[Phase.FORWARD], NAMES[Phase.BACKWARD])
 """Parts of a step that take as long on all ranks, if these have as much to compute."""
+EQUAL_DATA = (
+    "a loader that is further ahead: more workers, or a larger prefetch_factor; and items that take as long on all ranks, such as none that "
+    "wait for a lock"
+)
 EQUAL_WORK = "if its batches are larger or longer, give all ranks as much to compute; else "
 
 
@@ -55,6 +59,7 @@ class RankComparison:
         """ns of each step that the others wait, in the mean, beyond what the last one communicates."""
         self.longer: Any = self.own.max(axis=0) - _others(self.own, self.own.max(axis=0))
         """ns of each step that the last rank has to do beyond the others."""
+        self._parts = [parts_of(rank.judged_steps[at]) for rank, at in pairs]
         last = self.own.argmax(axis=0)
         self.times_last: Any = np.bincount(last, minlength=len(ranks))
         slow = np.isin(steps, single)
@@ -71,6 +76,16 @@ class RankComparison:
     def last(self) -> int:
         """The index of the rank that comes last most often."""
         return int(self.times_last.argmax())
+
+    def part(self) -> str:
+        """The part of a step of which the last rank has most more than the others in the same step."""
+        last, steps, none = self.own.argmax(axis=0), np.arange(len(self.steps)), np.zeros(len(self.steps))
+        more: dict[str, float] = {}
+        for name in {name for parts in self._parts for name in parts} - {NAMES[Phase.COMMUNICATION], QUEUED}:
+            times = np.array([parts.get(name, none) for parts in self._parts])
+            its = times[last, steps]
+            more[name] = float((its - _others(times, its)).mean())
+        return max(more, key=lambda name: more[name])
 
     @property
     def is_one_rank(self) -> bool:
@@ -213,7 +228,7 @@ def check_uneven_work(job: Job) -> list[Finding]:
     # Where processors are contended, ranks wait for others that have no more to do.
     if min(waits, longer) < UNEVEN_WORK * float(compared.took.mean()):
         return []
-    wait = human_time(waits)
+    wait, part = human_time(waits), compared.part()
     last = ", ".join(
         f"rank {compared.number(index)} in {count}" for index, count in enumerate(compared.times_last.tolist())
     )
@@ -226,10 +241,12 @@ def check_uneven_work(job: Job) -> list[Finding]:
             cost_ns=float(compared.waits.mean()),
             evidence=(
                 f"which rank comes last to the collectives changes: {last} of {len(compared.steps)} steps",
-                f"the last rank has {human_time(longer)} more to do than the others in that step; "
+                f"the last rank has {human_time(longer)} more to do than the others in that step, most of it {part}; "
                 "over all steps no rank is slower",
             ),
-            action="give all ranks equal work in each step: batches of equal total length, or samples bucketed by length",
+            action=EQUAL_DATA
+            if part == NAMES[Phase.DATA]
+            else "give all ranks equal work in each step: batches of equal total length, or samples bucketed by length",
             gain=f"up to {human_time(min(waits, longer))} of each step",
             certainty="likely",
             steps=tuple(compared.steps[at] for at in longest),

@@ -214,6 +214,28 @@ async def test_a_rank_that_waits_less_for_processors_is_not_slow() -> None:
     assert [finding.id for finding in verdict.findings if finding.ranks] == []
 
 
+@pytest.mark.parametrize(
+    ("data", "part", "action"), [(0.6, "data", "a loader that"), (0.05, "backward", "give all ranks equal")]
+)
+async def test_what_makes_work_uneven(data: float, part: str, action: str) -> None:
+    """Another rank has more to do in each step: items that take longer to load, or larger batches."""
+    works = [[32_000_000 if step % 2 == turn else STEP for step in range(100)] for turn in (0, 1)]
+    (verdict,) = await judged(streams_of(*(summary(work, together=33_000_000, data=data, runs=0.3) for work in works)))
+    (uneven,) = (finding for finding in verdict.findings if finding.id == "uneven-work")
+    assert f"11.9ms more to do than the others in that step, most of it {part}" in uneven.evidence[1]
+    assert uneven.action.startswith(action) and uneven.gain == "up to 11.9ms of each step"
+
+
+@pytest.mark.parametrize(("longer_ms", "is_found"), [(8, True), (3, False)])
+async def test_ranks_that_have_little_more_to_do_are_not_uneven(longer_ms: int, is_found: bool) -> None:
+    """However long they wait, as for a processor that the others have."""
+    longer = STEP + longer_ms * 1_000_000
+    works = [[longer if step % 2 == turn else STEP for step in range(100)] for turn in (0, 1)]
+    waits = [summary(work, together=33_000_000) for work in works]
+    (verdict,) = await judged(streams_of(*waits))
+    assert ([finding.id for finding in verdict.findings] == ["uneven-work"]) is is_found
+
+
 async def test_logging_in_each_step_is_named_without_its_calls() -> None:
     """Which they are is not sent."""
     (verdict,) = await judged(streams_of(summary([STEP] * 60, stalls=1, stalled=Phase.LOGGING)))
