@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -12,10 +13,11 @@ from stepscope.analysis.rules.evidence import MOST_STEPS, Job, intervals, only_i
 from stepscope.analysis.rules.processors import queued
 from stepscope.analysis.rules.slow_steps import few_slow_steps
 from stepscope.analysis.tables.collectives import fastest_of, is_collective
-from stepscope.analysis.tables.rank_summary import RankSummary, durations, hottest, samples_in
+from stepscope.analysis.tables.rank_summary import RankSummary, Sample, durations, hottest, samples_in
 from stepscope.analysis.thresholds import (
     CONTENDED_LONGER,
     COVERED,
+    FEWEST_SAMPLES,
     FEWEST_STEPS,
     FINDING,
     MANY_COLLECTIVES,
@@ -285,6 +287,39 @@ def check_many_collectives(job: Job) -> list[Finding]:
             gain=f"up to {human_time(spent)} of each step",
             certainty="certain" if first.wait_ns is not None else "likely",
             steps=steps_with_most(rank.judged_steps, rank.communication()),
+            places=places(place),
+        )
+    ]
+
+
+OBJECTS = re.compile(r"(?:^|;)\w+_object(?:_list)? \([^;]*torch/distributed/distributed_c10d\.py:\d+\)")
+"""torch's collectives of Python objects, such as `broadcast_object_list`."""
+
+
+def check_object_collectives(job: Job) -> list[Finding]:
+    """Finds collectives of Python objects that take long on each rank: one that is late waits for nobody in them."""
+    found: list[tuple[float, RankSummary, list[Sample]]] = []
+    for rank in job.ranks:
+        samples = rank.samples_in_steps()
+        inside = [sample for sample in samples if OBJECTS.search(sample.stack)]
+        found.append((len(inside) / max(len(samples), 1), rank, inside))
+    cost, rank, inside = min(found, key=lambda each: each[0])
+    if cost < FINDING or len(inside) < FEWEST_SAMPLES:
+        return []
+    place = hottest(inside)
+    return [
+        Finding(
+            id="object-collectives",
+            title=f"Python objects are sent between ranks: {cost:.0%} of the time.",
+            cost=cost,
+            cost_ns=cost * rank.step_ns,
+            evidence=(
+                f"{cost:.0%} of the stack samples in steps are in collectives that pickle what they send",
+                *samples_at(place, "in them"),
+            ),
+            action="send tensors (all_reduce, broadcast), or send objects only when they have changed",
+            gain=f"up to {human_time(cost * rank.step_ns)} of each step",
+            certainty="certain",
             places=places(place),
         )
     ]

@@ -171,6 +171,16 @@ def test_many_small_collectives(count: int, us: int, is_found: bool, tmp_path: P
     assert not found or found[0].title == "30 collectives in each step take 60% of it." and "buckets" in found[0].action
 
 
+@pytest.mark.parametrize(("library", "is_found"), [("broadcast_object_list", True), ("broadcast", False)])
+def test_objects_that_are_sent_between_ranks(library: str, is_found: bool, tmp_path: Path) -> None:
+    """Those of tensors are no such thing."""
+    stack = f"{MAIN};Table.share (/p/train.py:9);{library} ({TORCH}/distributed/distributed_c10d.py:405)", "S"
+    found = answer(tmp_path, lambda _: [MODEL], (MAIN, "R"), stack).findings
+    assert (
+        [(one.id, str(one.places[0])) for one in found] == [("object-collectives", "Table.share (/p/train.py:9)")]
+    ) is is_found
+
+
 def test_steps_that_await_one_thing_after_the_other(tmp_path: Path) -> None:
     """The span says where; the thread is in the event loop, which is no place of the program."""
     stack = "<module> (/p/copy.py:51);run (/lib/python3.11/asyncio/runners.py:190)", "S"
