@@ -88,6 +88,12 @@ def waits_in_library(sample: Sample) -> bool:
     return frame is not None and sample.state in {"S", "D"} and not frame.file.startswith(COMPUTING_LIBRARIES)
 
 
+def waits_in_computing(sample: Sample) -> bool:
+    """Whether the thread waits in a library that computes, as in a collective for other ranks."""
+    frame = parse_frame(sample.stack.rpartition(";")[2])
+    return frame is not None and sample.state in {"S", "D"} and frame.file.startswith(COMPUTING_LIBRARIES)
+
+
 def only_in(slow: list[Sample], usual: list[Sample], distinct: float = DISTINCT) -> Place | None:
     """The innermost function of the program that has many more of some samples than of others.
 

@@ -21,6 +21,7 @@ from stepscope.analysis.rules.evidence import (
     places,
     samples_at,
     steps_with_most,
+    waits_in_computing,
 )
 from stepscope.analysis.tables.rank_summary import Call, RankSummary, durations, hottest, samples_in
 from stepscope.analysis.thresholds import (
@@ -83,7 +84,10 @@ class SlowSteps:
         self._more = more[self._cause]
         self._contended = contended(job)
         usual = np.flatnonzero(took <= SLOW_STEP * self.median)
-        self.place = only_in(rank.samples_in_steps(steps[slow]), rank.samples_in_steps(steps[usual]))
+        samples = [rank.samples_in_steps(steps[which]) for which in (slow, usual)]
+        if self.ranks:
+            samples = [[sample for sample in some if not waits_in_computing(sample)] for some in samples]
+        self.place = only_in(*samples)
         # Of the phase that most of the extra time is in.
         calls = next((calls for phase, calls in rank.calls.items() if NAMES[phase] == self._cause), list[Call]())
         calls = _calls_in(steps["begin"][slow], steps["end"][slow], calls)
