@@ -183,8 +183,10 @@ class Blocking(msgspec.Struct, frozen=True):
     """Their numbers."""
     ns: float
     """How long they block it together."""
+    who: str
+    """The task or callback that does so most often."""
     how: str
-    """How they do that, as a sentence without its end."""
+    """How they do that, as a sentence."""
 
 
 def blocked(rank: RankSummary, loop: Loop) -> Finding | None:
@@ -201,11 +203,13 @@ def blocked(rank: RankSummary, loop: Loop) -> Finding | None:
         first, last = union(loop.begin[long], loop.end[long])
         blocked_ns = float((last - first).sum())
         if len(long) and blocked_ns >= share * loop.recorded_ns(rank.recorded.windows.values()):
+            who, count = Counter(loop.names[at] for at in long.tolist()).most_common(1)[0]
             how = (
                 f"{human_count(len(long), 'time')} a task or callback ran for {human_time(at_least_ns)} or longer without an await that "
-                f"waits: {human_time(float(np.median(took[long])))} at the median, {human_time(int(took[long].max()))} at most"
+                f"waits: {human_time(float(np.median(took[long])))} at the median, {human_time(int(took[long].max()))} at most; "
+                f"{human_count(count, 'time')} it was {who}"
             )
-            found.append(Blocking(long, blocked_ns, how))
+            found.append(Blocking(long, blocked_ns, who, how))
     if not found:
         waiting = _waiting(rank, loop)
         return None if waiting is None else _finding(rank, loop, waiting)
@@ -220,16 +224,15 @@ def _waiting(rank: RankSummary, loop: Loop) -> Blocking | None:
     if len(waits) < max(FEWEST_SAMPLES, LOOP_OFTEN_BLOCKED * len(rank.samples)):
         return None
     at = np.searchsorted(loop.begin, [each.ts for each in waits], side="right") - 1
-    names = {loop.names[number] for number in at.tolist()}
+    names = Counter(loop.names[number] for number in at.tolist())
+    who, count = names.most_common(1)[0]
     how = (
-        f"in {len(waits)} of {len(rank.samples)} stack samples a task or callback waits for something without an await"
+        f"in {len(waits)} of {len(rank.samples)} stack samples a task or callback waits for something without an await; "
+        f"in {count} of them it is {who}"
     )
     share = len(waits) / len(rank.samples)
-    return Blocking(
-        np.flatnonzero([name in names for name in loop.names]),
-        share * loop.recorded_ns(rank.recorded.windows.values()),
-        how,
-    )
+    stretches = np.flatnonzero([name in names for name in loop.names])
+    return Blocking(stretches, share * loop.recorded_ns(rank.recorded.windows.values()), who, how)
 
 
 def _waits(sample: Sample) -> bool:
@@ -249,9 +252,8 @@ def _finding(rank: RankSummary, loop: Loop, found: Blocking) -> Finding:
     cost = found.ns / loop.recorded_ns(rank.recorded.windows.values())
     names = [loop.names[at] for at in found.stretches.tolist()]
     stretches = list(zip(begin.tolist(), end.tolist(), names, strict=True))
-    who, count = Counter(names).most_common(1)[0]
-    longest = int(took.max())
-    evidence = [f"{found.how}; {human_count(count, 'time')} it was {who}"]
+    who, longest = found.who, int(took.max())
+    evidence = [found.how]
     share_collected = float(collecting.sum()) / float(took.sum())
     if share_collected >= MAJORITY:
         evidence.append(f"{share_collected:.0%} of that is garbage collection")

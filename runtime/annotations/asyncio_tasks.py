@@ -26,7 +26,9 @@ _unwatched_tasks: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()
 _AUTOMATIC = re.compile(r"Task-\d+|None")
 """Default names. Python 3.13.0 names tasks that a factory makes "None" (`BaseEventLoop.create_task`)."""
 
-_OWN_TASKS = frozenset({"shutdown_asyncgens", "shutdown_default_executor", "_accept_connection2"})
+_OWN_TASKS = frozenset(
+    {"shutdown_asyncgens", "shutdown_default_executor", "_accept_connection2", "_create_server_getaddrinfo"}
+)
 """Methods of loops that `asyncio.run`, or the loop itself, makes tasks of, of which the program knows nothing."""
 
 

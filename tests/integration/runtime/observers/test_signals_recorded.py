@@ -424,6 +424,18 @@ def test_lengths_of_queues_are_counted_by_the_place_where_each_is_made(tmp_path:
     assert name.startswith("test_lengths_of_queues_are_counted_by_the_place_where_each_is_made.<locals>.make (")
 
 
+def test_a_server_that_begins_is_no_task_of_the_program(tmp_path: Path) -> None:
+    """asyncio looks its address up in one; a program that has nothing else blocks nobody."""
+
+    async def main() -> None:
+        server = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
+        server.close()
+
+    with traced(tmp_path, "tasks") as found:
+        asyncio.run(main())
+    assert {row.name for row in found.of("task run")} == {main.__qualname__}
+
+
 def test_where_tasks_wait_is_counted(tmp_path: Path) -> None:
     """By the innermost function of the program, also where a library awaits for it; who runs does not wait."""
 
