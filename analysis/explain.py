@@ -13,7 +13,7 @@ import numpy as np
 from stepscope.analysis.findings import Answer, Finding, Place, RankAnswer, Share, processes
 from stepscope.analysis.reading.recording import Recording, load
 from stepscope.analysis.rules import RULES_OF_STEPS, RULES_OF_TASKS
-from stepscope.analysis.rules.event_loops import loops_of
+from stepscope.analysis.rules.event_loops import loops_of, waiting_places
 from stepscope.analysis.rules.evidence import Job
 from stepscope.analysis.rules.operators import fused_optimizer, optimizer_share
 from stepscope.analysis.rules.processors import machine_use
@@ -230,7 +230,8 @@ DEVICE_IDLE_CAUSES = {
 
 
 def _rank_answer(summary: RankSummary, fastest: Mapping[Key, int]) -> RankAnswer:
-    times = [each for loop in loops_of(summary) for each in loop.times()]
+    waits = waiting_places(summary)
+    times = [each for loop in loops_of(summary) for each in loop.times(waits)]
     statistics = statistics_of(summary.facts, summary.judged_steps) if len(summary.judged_steps) else None
     pipelines = data_pipeline.measured(summary.pipelines)
     answer = RankAnswer(

@@ -147,6 +147,8 @@ class TaskTimes(msgspec.Struct, frozen=True, kw_only=True):
     """Time for which they could have run, at most, while another task ran."""
     waiting: int
     """Time for which they waited for something outside of the loop."""
+    place: Place | None = None
+    """Where they wait most often, and in which share of the readings; `None` if that was hardly read."""
 
 
 class OperatorFlops(msgspec.Struct, frozen=True):

@@ -284,7 +284,8 @@ def without_steps(answer: Answer) -> Iterator[Line]:
     widest = max(map(columns, names))
     for number, (name, each) in enumerate(zip(names, shown, strict=True)):
         ready = f", ready for {human_time(each.ready)} at most" if each.ready > each.running // 10 else ""
-        text = f"{name}{' ' * (widest - columns(name))}  ran {human_time(each.running)}{ready}, waited {human_time(each.waiting)}"
+        where = f", {each.place.share:.0%} of it in {short_places(printable(str(each.place)))}" if each.place else ""
+        text = f"{name}{' ' * (widest - columns(name))}  ran {human_time(each.running)}{ready}, waited {human_time(each.waiting)}{where}"
         yield Line(Text(text), 2, " " if number else "Tasks")
 
 

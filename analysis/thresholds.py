@@ -50,6 +50,8 @@ RANK_LONGER = 1.5
 """Times the steps of the other ranks that those of a rank take, to be a finding where no collective shows who waits."""
 UNEVEN_WORK = 0.20
 """Share of the step for which ranks wait, to be a finding if it is another rank from step to step: chance makes a part of it."""
+MANY_COLLECTIVES = 20
+"""Collectives of one name in a step from which on they are many."""
 
 SLOW_STEP = 2.0
 """Times the median from which on a step is slow."""
@@ -91,6 +93,8 @@ READ_BACKS = 8
 
 RUN_QUEUE = 0.10
 """Share of the step in which the thread waits for a processor, to be a finding."""
+CONTENDED_LONGER = 2.0
+"""Times as long that a rank which waits for processors may take for the same work: what has its processor meanwhile has the caches, too."""
 OVERSUBSCRIBED = 1.1
 """The job itself contends for processors if it would use this many times those there are."""
 OVERSUBSCRIBED_WITH_OTHERS = 1.5

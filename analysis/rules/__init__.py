@@ -29,6 +29,8 @@ RULES_OF_STEPS: tuple[Rule, ...] = (
     data.check_slow_item,
     ranks.check_slow_rank,
     ranks.check_uneven_work,
+    ranks.check_many_collectives,
+    ranks.check_object_collectives,
     slow_steps.check_periodic_stall,
     slow_steps.check_slow_steps,
     slow_steps.check_workers_restart,

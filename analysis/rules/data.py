@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from stepscope.analysis.findings import EventReference, Finding, Place
 from stepscope.analysis.rules.evidence import Job, have_one_of, in_collate, in_loader, longest, places, steps_with_most
 from stepscope.analysis.rules.processors import children_run, children_wait, demand, machine_use
+from stepscope.analysis.rules.ranks import compare_ranks
 from stepscope.analysis.tables.data_pipeline import MINDSPORE, TORCH, TORCH_WAITS, advice_on, all_busy, bottleneck_of
 from stepscope.analysis.tables.rank_summary import RankSummary, Row, Sample, durations, hottest
 from stepscope.analysis.thresholds import (
@@ -31,6 +32,7 @@ from stepscope.analysis.thresholds import (
 )
 from stepscope.runtime.display.text_table import human_count, human_time
 from stepscope.runtime.windows.step_facts import Phase, class_of
+from stepscope.runtime.windows.step_parts import NAMES
 
 CHEAPER = "make items cheaper, or prepare them once before the training"
 """Advice where more workers do not help."""
@@ -198,7 +200,10 @@ def check_input_bound(job: Job) -> list[Finding]:
         return [_begun_anew(rank, data, share, cost, begun, facts)]
     samples = [sample for sample in rank.samples_in_steps() if in_loader(sample)]
     place = item_of(facts) if workers else hottest(samples) if len(samples) >= FEWEST_SAMPLES else None
-    rest = whole - cost
+    compared = compare_ranks(job)
+    # In a part of the rest it may wait for other ranks, which wait for data in their turn.
+    for_others = float(compared.longer.mean()) if compared and compared.part() == NAMES[Phase.DATA] else 0.0
+    rest = max(whole - cost - for_others, 0.0)
     fetch = [row for row in rank.rows if row.name == "fetch" and row.category == "loader"]
     batch_ns = cost if not workers else fetch[0].p50 if fetch else workers * whole
     if workers and share >= HANDOVER and cost <= MOST_HANDOVER_NS and batch_ns / workers < MAJORITY * whole:

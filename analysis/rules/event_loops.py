@@ -4,21 +4,23 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import pairwise
 from typing import Any
 
+import msgspec
 import numpy as np
 
-from stepscope.analysis.findings import EventReference, Finding, TaskTimes
-from stepscope.analysis.rules.evidence import MOST_EVENTS, Job, longest, places, samples_at
-from stepscope.analysis.tables.rank_summary import RankSummary, TaskRun, hottest, parse_frame, samples_in
+from stepscope.analysis.findings import EventReference, Finding, Place, TaskTimes
+from stepscope.analysis.rules.evidence import MOST_EVENTS, Job, intervals, longest, places, samples_at
+from stepscope.analysis.tables.rank_summary import RankSummary, Sample, TaskRun, hottest, parse_frame, samples_in
 from stepscope.analysis.thresholds import (
     AT_THE_END,
     BLOCKED_NS,
     BRIEFLY_BLOCKED_NS,
     FEWEST_OPEN_TASKS,
     FEWEST_READINGS,
+    FEWEST_SAMPLES,
     LOOP_BLOCKED,
     LOOP_OFTEN_BLOCKED,
     MAJORITY,
@@ -29,11 +31,12 @@ from stepscope.analysis.thresholds import (
 from stepscope.runtime.display.code_places import in_library
 from stepscope.runtime.display.text_table import human_count, human_time
 from stepscope.runtime.events import tracks
-from stepscope.runtime.windows.step_facts import Times, union
+from stepscope.runtime.windows.step_facts import Times, covered_before, union
 from stepscope.runtime.windows.window import Window
 
 READINGS_OF_TASKS = 60
 """How often over a run it is counted how many tasks of a name are open."""
+FEWER_COLLECTIONS = "gc.freeze() after the objects that stay are made, such as a catalogue or a model; a larger gc.set_threshold(); or keep fewer objects"
 TURN_NS = 200_000
 """The longest time that a loop takes from one task to the next. If no task runs for longer than that, none is ready."""
 
@@ -94,8 +97,12 @@ class Loop:
                 found.append((max(begin, int(busy[at])), end, name))
         return found
 
-    def times(self) -> list[TaskTimes]:
-        """The times of tasks by their names, those first that ran or were ready longest."""
+    def times(self, waits: Mapping[str, Place] | None = None) -> list[TaskTimes]:
+        """The times of tasks by their names, those first that ran or were ready longest.
+
+        Args:
+            waits: of `waiting_places`.
+        """
         count = Counter(task.name for task in self.tasks)
         running, waiting, ready = Counter[str](), Counter[str](), Counter[str]()
         for name, took in zip(self.names, (self.end - self.begin).tolist(), strict=True):
@@ -105,7 +112,14 @@ class Loop:
         for begin, end, name in self.ready():
             ready[name] += end - begin
         made = [
-            TaskTimes(name=name, count=n, running=running[name], ready=ready[name], waiting=waiting[name] - ready[name])
+            TaskTimes(
+                name=name,
+                count=n,
+                running=running[name],
+                ready=ready[name],
+                waiting=waiting[name] - ready[name],
+                place=(waits or {}).get(name),
+            )
             for name, n in count.items()
         ]
         return sorted(made, key=lambda each: -(each.running + each.ready))
@@ -130,6 +144,26 @@ def loops_of(rank: RankSummary) -> list[Loop]:
     return sorted(found, key=lambda loop: -len(loop.tasks))
 
 
+def waiting_places(rank: RankSummary) -> dict[str, Place]:
+    """By the names of tasks, the place of the program at which they wait most often, with its share of the readings."""
+    seen: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    for text, readings in rank.task_waits.items():
+        name, _, place = text.partition(": ")
+        seen[name][place] += int(sum(value for _, value in readings))
+    found: dict[str, Place] = {}
+    for name, counted in seen.items():
+        text, most = counted.most_common(1)[0]
+        place = parse_frame(text)
+        if place is not None and counted.total() >= FEWEST_SAMPLES:
+            found[name] = msgspec.structs.replace(place, share=most / counted.total())
+    return found
+
+
+def waits_in(place: Place | None) -> tuple[str, ...]:
+    """The sentence that says where tasks wait, where that is known."""
+    return () if place is None else (f"{place.share:.0%} of those that wait do so in {place}",)
+
+
 def length_of(tasks: list[TaskRun]) -> int:
     """ns from the begin of the first of these to the end of the last; 0 if there are none."""
     return max(task.ts + task.dur for task in tasks) - min(task.ts for task in tasks) if tasks else 0
@@ -142,78 +176,145 @@ def check_loop_blocked(job: Job) -> list[Finding]:
     return [finding for finding in found if finding is not None][:1]
 
 
+class Blocking(msgspec.Struct, frozen=True):
+    """Stretches in which tasks or callbacks block a loop."""
+
+    stretches: Times
+    """Their numbers."""
+    ns: float
+    """How long they block it together."""
+    who: str
+    """The task or callback that does so most often."""
+    how: str
+    """How they do that, as a sentence."""
+
+
 def blocked(rank: RankSummary, loop: Loop) -> Finding | None:
     """Says which tasks block one loop, where, for how long, and which tasks are ready meanwhile."""
     # A task blocks nobody before there is another one.
     begins = sorted(each.ts for each in loop.tasks + loop.callbacks)
     if len(begins) < 2:
         return None
-    found: list[tuple[Times, int, float]] = []
+    found: list[Blocking] = []
     for at_least_ns, share in ((BLOCKED_NS, LOOP_BLOCKED), (BRIEFLY_BLOCKED_NS, LOOP_OFTEN_BLOCKED)):
-        long = np.flatnonzero((loop.end - loop.begin >= at_least_ns) & (loop.end > begins[1]))
+        took = loop.end - loop.begin
+        long = np.flatnonzero((took >= at_least_ns) & (loop.end > begins[1]))
         # A callback may begin a task that runs at once.
         first, last = union(loop.begin[long], loop.end[long])
         blocked_ns = float((last - first).sum())
-        if blocked_ns >= share * loop.recorded_ns(rank.recorded.windows.values()):
-            found.append((long, at_least_ns, blocked_ns))
+        if len(long) and blocked_ns >= share * loop.recorded_ns(rank.recorded.windows.values()):
+            who, count = Counter(loop.names[at] for at in long.tolist()).most_common(1)[0]
+            how = (
+                f"{human_count(len(long), 'time')} a task or callback ran for {human_time(at_least_ns)} or longer without an await that "
+                f"waits: {human_time(float(np.median(took[long])))} at the median, {human_time(int(took[long].max()))} at most; "
+                f"{human_count(count, 'time')} it was {who}"
+            )
+            found.append(Blocking(long, blocked_ns, who, how))
     if not found:
-        return None
+        waiting = _waiting(rank, loop)
+        return None if waiting is None else _finding(rank, loop, waiting)
     # A few long stretches beside many short ones are not the cause.
-    chosen = found[0] if found[0][2] >= MAJORITY * found[-1][2] else found[-1]
-    return _finding(rank, loop, *chosen)
+    return _finding(rank, loop, found[0] if found[0].ns >= MAJORITY * found[-1].ns else found[-1])
 
 
-def _finding(rank: RankSummary, loop: Loop, long: Times, at_least_ns: int, blocked_ns: float) -> Finding:
-    """Args: numbers of the stretches that block the loop; how long each of them is at least, and all together."""
-    begin, end = loop.begin, loop.end
-    took = end - begin
-    cost = blocked_ns / loop.recorded_ns(rank.recorded.windows.values())
-    numbers: list[int] = long.tolist()
-    who, count = Counter(loop.names[at] for at in numbers).most_common(1)[0]
-    stretches = [(int(begin[at]), int(end[at]), loop.names[at]) for at in numbers]
-    place = hottest(samples_in(rank.samples, [(first, last) for first, last, _ in stretches]))
+def _waiting(rank: RankSummary, loop: Loop) -> Blocking | None:
+    """Stretches, however short, of tasks that themselves wait for something while they keep the loop; `None` if that is seldom."""
+    first, last = union(loop.begin, loop.end)
+    waits = [each for each in samples_in(rank.samples, np.stack((first, last), axis=1), late=0) if _waits(each)]
+    if len(waits) < max(FEWEST_SAMPLES, LOOP_OFTEN_BLOCKED * len(rank.samples)):
+        return None
+    at = np.searchsorted(loop.begin, [each.ts for each in waits], side="right") - 1
+    names = Counter(loop.names[number] for number in at.tolist())
+    who, count = names.most_common(1)[0]
+    how = (
+        f"in {len(waits)} of {len(rank.samples)} stack samples a task or callback waits for something without an await; "
+        f"in {count} of them it is {who}"
+    )
+    share = len(waits) / len(rank.samples)
+    stretches = np.flatnonzero([name in names for name in loop.names])
+    return Blocking(stretches, share * loop.recorded_ns(rank.recorded.windows.values()), who, how)
+
+
+def _waits(sample: Sample) -> bool:
+    """Whether the thread waits, and not for the interpreter's lock."""
+    return sample.state in {"S", "D"} and not sample.other
+
+
+def collections_in(rank: RankSummary, begin: Times, end: Times) -> Times:
+    """ns of garbage collections in each of some stretches."""
+    first, last = union(*np.array(intervals(rank.collections), np.int64).reshape(-1, 2).T)
+    return covered_before(first, last, end) - covered_before(first, last, begin)
+
+
+def _finding(rank: RankSummary, loop: Loop, found: Blocking) -> Finding:
+    begin, end = loop.begin[found.stretches], loop.end[found.stretches]
+    took, collecting = end - begin, collections_in(rank, begin, end)
+    cost = found.ns / loop.recorded_ns(rank.recorded.windows.values())
+    names = [loop.names[at] for at in found.stretches.tolist()]
+    stretches = list(zip(begin.tolist(), end.tolist(), names, strict=True))
+    who, longest = found.who, int(took.max())
+    evidence = [found.how]
+    share_collected = float(collecting.sum()) / float(took.sum())
+    if share_collected >= MAJORITY:
+        evidence.append(f"{share_collected:.0%} of that is garbage collection")
+    evidence += _ready_meanwhile(loop, begin, end)
+    samples = samples_in(rank.samples, np.stack(union(begin, end), axis=1))
+    place = hottest(samples)
     by_callback = who in {each.name for each in loop.callbacks}
     if place is None and by_callback:
         place = parse_frame(who)
         place = None if place is None or in_library(place.file) else place
-    longest = int(took[long].max())
-    waited: Counter[str] = Counter()
-    ready = loop.ready()
-    for first, last, name in ready:
-        inside = np.minimum(end[long], last) - np.maximum(begin[long], first)
-        waited[name] += int(np.maximum(inside, 0).sum())
-    evidence = [
-        f"{human_count(len(long), 'time')} a task or callback ran for {human_time(at_least_ns)} or longer without an await that waits: "
-        f"{human_time(float(np.median(took[long])))} at the median, {human_time(longest)} at most; {human_count(count, 'time')} it was {who}",
-    ]
-    names = [f"{name} {human_time(ns)}" for name, ns in waited.most_common(3) if ns]
-    if names:
-        delays = [last - first for first, last, _ in ready]
-        evidence.append(
-            f"other tasks may have waited for their turn, up to {human_time(max(delays))} (p95 {human_time(float(np.quantile(delays, 0.95)))}); "
-            f"in sum at most: {', '.join(names)}"
-        )
-    if place is not None and place.share:
-        evidence += samples_at(place, "taken then")
     # The function may be a coroutine, of which only a part can go to a thread.
     function = place.function if place else who
-    to_thread = f"await asyncio.to_thread(...) for what takes long in {function}"
-    thread = f"loop.run_in_executor(None, {function})" if by_callback else to_thread
+    thread = f"loop.run_in_executor(None, {function})" if by_callback else "await asyncio.to_thread(...)"
+    takes = "" if by_callback else f" for what takes long in {function}"
+    action = f"{thread}{takes}, or a process pool if it computes in Python; or do it less often"
+    if sum(map(_waits, samples)) > MAJORITY * len(samples):
+        action = (
+            f"{thread}, or a library for asyncio, for what {function} waits for: a socket, a file, a process, a lock; or a thread that takes "
+            "it from a queue, as logging.handlers.QueueListener does"
+        )
+    usual = took < BLOCKED_NS + collecting
+    if float(took[usual].sum()) > MAJORITY * float(took.sum()) and share_collected >= MAJORITY:
+        action, place = FEWER_COLLECTIONS, None  # the function only made the objects after which Python collects
+        certain = True
+    else:
+        certain = place is not None
+        evidence += samples_at(place, "taken then") if place is not None and place.share else ()
     return Finding(
         id="loop-blocked",
         title=f"The event loop is blocked {cost:.0%} of the time, up to {human_time(longest)} at a stretch.",
         cost=cost,
-        cost_ns=blocked_ns,
+        cost_ns=found.ns,
         evidence=tuple(evidence),
-        action=f"{thread}, or a process pool if it computes in Python; or do it less often",
+        action=action,
         gain="other tasks no longer wait for it",
-        certainty="certain" if place is not None else "likely",
+        certainty="certain" if certain else "likely",
         events=tuple(
             EventReference(name, first, last - first, rank.rank)
             for first, last, name in sorted(stretches, key=lambda each: each[0] - each[1])[:MOST_EVENTS]
         ),
         places=places(place),
     )
+
+
+def _ready_meanwhile(loop: Loop, begin: Times, end: Times) -> list[str]:
+    """The sentence on tasks that were ready in some stretches, if there were any."""
+    ready = loop.ready()
+    edges = np.array([(first, last) for first, last, _ in ready], np.int64).reshape(-1, 2)
+    first, last = union(begin, end)
+    within = covered_before(first, last, edges[:, 1]) - covered_before(first, last, edges[:, 0])
+    waited: Counter[str] = Counter()
+    for (_, _, name), ns in zip(ready, within.tolist(), strict=True):
+        waited[name] += ns
+    names = [f"{name} {human_time(ns)}" for name, ns in waited.most_common(3) if ns]
+    if not names:
+        return []
+    delays = edges[:, 1] - edges[:, 0]
+    return [
+        f"other tasks may have waited for their turn, up to {human_time(int(delays.max()))} "
+        f"(p95 {human_time(float(np.quantile(delays, 0.95)))}); in sum at most: {', '.join(names)}"
+    ]
 
 
 def check_tasks_never_end(job: Job) -> list[Finding]:
@@ -241,11 +342,13 @@ def check_tasks_never_end(job: Job) -> list[Finding]:
                 title=f"Tasks never end: {count:,} tasks named {name} were open at the end of the run.",
                 evidence=(
                     f"{count:,} of {all_of[name]:,} tasks of that name did not end; they began all through the run",
+                    *waits_in(place := waiting_places(rank).get(name)),
                 ),
                 action="find out what they wait for; give it a timeout (asyncio.timeout), or cancel tasks that nobody needs any more",
                 gain="memory no longer grows with every request",
                 certainty="certain",
                 events=longest(rank, [task for task in open_tasks if task.name == name]),
+                places=places(place),
             )
         )
     return found[:1]
@@ -280,12 +383,14 @@ def check_tasks_pile_up(job: Job) -> list[Finding]:
                     f"there were {first:,.0f} at once in the first third of the run, {second:,.0f} in the second and {third:,.0f} in the last; "
                     f"one took {human_time(early)}, {human_time(middle)} and {human_time(late)} at the median",
                     f"in sum they ran for {human_time(times.running)} and waited {human_time(times.ready + times.waiting)}",
+                    *waits_in(place := waiting_places(rank).get(name)),
                 ),
-                action="find out what they wait for: a lock that is held during an await, a semaphore or a pool of connections that is too "
+                action="find out what they wait for: a lock that is held during an await, a semaphore or a pool of connections or threads that is too "
                 "small, a slow server; or accept fewer at once",
                 gain="requests no longer take longer and longer",
                 certainty="certain",
                 events=longest(rank, tasks),
+                places=places(place),
             )
         ]
     return []

@@ -20,9 +20,19 @@ from stepscope.runtime.windows.step_facts import Facts
 class Job:
     """All ranks, and the one that stands for all of them where a rule looks at one process."""
 
-    def __init__(self, ranks: list[RankSummary]) -> None:
+    def __init__(self, ranks: list[RankSummary], main: RankSummary | None = None) -> None:
         self.ranks = ranks
-        self.main = max(ranks, key=lambda rank: (len(rank.facts), -(rank.rank or 0)))
+        self.main = main or max(ranks, key=lambda rank: (len(rank.facts), -(rank.rank or 0)))
+
+
+def number_of(rank: RankSummary) -> tuple[int, ...]:
+    """The rank's number, as a finding has those that it is about; none if it has none."""
+    return () if rank.rank is None else (rank.rank,)
+
+
+def on_rank(ranks: Iterable[int]) -> str:
+    """` on rank 2`, or nothing."""
+    return "".join(f" on rank {rank}" for rank in ranks)
 
 
 SAME_SHARE = 0.05
@@ -75,6 +85,12 @@ def waits_in_library(sample: Sample) -> bool:
     """Whether the thread waits in a library that the program calls, such as the client of a server."""
     frame = parse_frame(sample.stack.rpartition(";")[2])
     return frame is not None and sample.state in {"S", "D"} and not frame.file.startswith(COMPUTING_LIBRARIES)
+
+
+def waits_in_computing(sample: Sample) -> bool:
+    """Whether the thread waits in a library that computes, as in a collective for other ranks."""
+    frame = parse_frame(sample.stack.rpartition(";")[2])
+    return frame is not None and sample.state in {"S", "D"} and frame.file.startswith(COMPUTING_LIBRARIES)
 
 
 def only_in(slow: list[Sample], usual: list[Sample], distinct: float = DISTINCT) -> Place | None:

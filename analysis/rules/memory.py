@@ -5,8 +5,17 @@ from __future__ import annotations
 import numpy as np
 
 from stepscope.analysis.findings import EventReference, Finding
-from stepscope.analysis.rules.evidence import Job, intervals, longest, places, samples_at, steps_with_most
-from stepscope.analysis.tables.rank_summary import durations, hottest, samples_in
+from stepscope.analysis.rules.evidence import (
+    Job,
+    intervals,
+    longest,
+    number_of,
+    on_rank,
+    places,
+    samples_at,
+    steps_with_most,
+)
+from stepscope.analysis.tables.rank_summary import RankSummary, durations, hottest, samples_in
 from stepscope.analysis.thresholds import (
     COLLECTIONS_REQUESTED,
     FEWEST_STEPS,
@@ -55,20 +64,30 @@ def check_memory_grows(job: Job) -> list[Finding]:
                 action="find what the loop keeps: losses that are added up without .item() or .detach(), lists of outputs, caches without a limit",
                 gain="the run does not end for lack of memory",
                 certainty="certain",
-                ranks=() if rank.rank is None else (rank.rank,),
+                ranks=number_of(rank),
                 steps=(int(rank.judged_steps["step"][measured[-1]]), int(rank.judged_steps["step"][measured[0]])),
             )
         )
     return found[:1]
 
 
+def _collecting(rank: RankSummary) -> float:
+    """Share of the time of all steps in which a rank collects garbage."""
+    took = float(durations(rank.judged_steps).sum())
+    return float(rank.phase(Phase.GARBAGE_COLLECTION).sum()) / took if took else 0.0
+
+
 def check_garbage_collection(job: Job) -> list[Finding]:
-    """Finds collections that take much time, by their sum: automatic ones come only every few steps."""
-    rank = job.main
-    spent, took = rank.phase(Phase.GARBAGE_COLLECTION), durations(rank.judged_steps)
-    cost = float(spent.sum()) / float(took.sum())
+    """Finds collections that take much time, by their sum: automatic ones come only every few steps.
+
+    Of several ranks it checks the one that collects for longest, as the others wait for that.
+    """
+    rank = max(job.ranks, key=_collecting)
+    cost = _collecting(rank)
     if cost < FINDING:
         return []
+    spent, took = rank.phase(Phase.GARBAGE_COLLECTION), durations(rank.judged_steps)
+    ranks = number_of(rank) if _collecting(job.main) < FINDING else ()
     begin, end = int(rank.judged_steps["begin"][0]), int(rank.judged_steps["end"][-1])
     inside = [each for each in rank.collections if begin <= each.ts < end]
     full = [each for each in inside if each.generation == 2]
@@ -79,7 +98,7 @@ def check_garbage_collection(job: Job) -> list[Finding]:
     return [
         Finding(
             id="garbage-collection",
-            title=f"Garbage collection takes {cost:.0%} of the time.",
+            title=f"Garbage collection takes {cost:.0%} of the time{on_rank(ranks)}.",
             cost=cost,
             cost_ns=cost * rank.step_ns,
             evidence=(
@@ -92,6 +111,7 @@ def check_garbage_collection(job: Job) -> list[Finding]:
             else "gc.freeze() and gc.disable() before the loop, and gc.collect() now and then in it; or keep fewer objects",
             gain=f"up to {cost:.0%} of the run",
             certainty="certain",
+            ranks=ranks,
             steps=steps_with_most(rank.judged_steps, spent),
             events=longest(rank, inside, "garbage collection"),
             places=places(place),

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from stepscope.analysis.findings import Finding
-from stepscope.analysis.rules.evidence import Job, steps_with_most
+from stepscope.analysis.rules.evidence import Job, number_of, steps_with_most
 from stepscope.analysis.tables.rank_summary import RankSummary, durations
 from stepscope.analysis.thresholds import (
     BUSY_THREAD,
@@ -109,14 +109,18 @@ def growth_per_ns(readings: list[tuple[int, float]]) -> float:
 
 
 def check_processors_contended(job: Job) -> list[Finding]:
-    """Finds time in which the thread that steps is ready to run, but other threads have the processors."""
-    rank = job.main
-    waits, took = rank.judged_steps["run_queue_ns"], durations(rank.judged_steps)
-    if not np.isfinite(waits).any():
-        return []
-    cost = float(np.nanmedian(waits / took))
+    """Finds time in which the thread that steps is ready to run, but other threads have the processors.
+
+    Of several ranks it checks the one that waits longest, as the others wait for that.
+    """
+    rank = max(job.ranks, key=queued)
+    cost = queued(rank)
     if cost < RUN_QUEUE:
         return []
+    ranks = number_of(rank) if queued(job.main) < RUN_QUEUE else ()
+    who = f"rank {rank.rank}" if ranks else "the training"
+    job = Job(job.ranks, rank)
+    waits, took = rank.judged_steps["run_queue_ns"], durations(rank.judged_steps)
     preemptions = rank.judged_steps["preemptions"]
     often = np.isfinite(preemptions).any()
     preempted = f"; it is preempted {human_count(round(float(np.nanmedian(preemptions))), 'time')}" if often else ""
@@ -126,7 +130,7 @@ def check_processors_contended(job: Job) -> list[Finding]:
     # Where others use processors as well, what the job waits for them is taken for its own demand.
     bound = OVERSUBSCRIBED_WITH_OTHERS if others_use(job) > OTHERS_USE * processors else OVERSUBSCRIBED
     if processors and own + children <= bound * processors:
-        return [_machine_shared(rank, cost, own + children, processors)]
+        return [_machine_shared(rank, ranks, who, cost, own + children, processors)]
     evidence = [
         f"the thread that steps waits for a processor {human_time(cost * rank.step_ns)} of each step{preempted}"
     ]
@@ -146,7 +150,7 @@ def check_processors_contended(job: Job) -> list[Finding]:
     return [
         Finding(
             id="processors-contended",
-            title=f"There are too few processors: the training waits for one {cost:.0%} of each step.",
+            title=f"There are too few processors: {who} waits for one {cost:.0%} of each step.",
             cost=cost,
             cost_ns=cost * rank.step_ns,
             evidence=tuple(evidence),
@@ -155,21 +159,32 @@ def check_processors_contended(job: Job) -> list[Finding]:
             else f"see what else runs there; {fewer}",
             gain=f"up to {cost:.0%} of each step",
             certainty="certain" if processors else "likely",
+            ranks=ranks,
             steps=steps_with_most(rank.judged_steps, waits / took),
         )
     ]
 
 
-def _machine_shared(rank: RankSummary, cost: float, own: float, processors: float) -> Finding:
+def queued(rank: RankSummary) -> float:
+    """Share of a step in which the thread that steps waits for a processor, by the median; 0 if that was not read."""
+    shares = rank.judged_steps["run_queue_ns"] / np.maximum(durations(rank.judged_steps), 1)
+    shares = shares[np.isfinite(shares)]
+    return float(np.median(shares)) if len(shares) else 0.0
+
+
+def _machine_shared(
+    rank: RankSummary, ranks: tuple[int, ...], who: str, cost: float, own: float, processors: float
+) -> Finding:
     return Finding(
         id="machine-shared",
-        title=f"Other programs use the processors: the training waits for one {cost:.0%} of each step.",
+        title=f"Other programs use the processors: {who} waits for one {cost:.0%} of each step.",
         cost=cost,
         cost_ns=cost * rank.step_ns,
-        evidence=(f"the job itself could use {own:.1f} of {processors:g} processors",),
+        evidence=(f"the job itself could use {own:.1f} of {processors:g} processors on host {rank.recorded.host}",),
         action="measure again on a machine that nothing else uses, or find out what else runs there",
         gain=f"up to {cost:.0%} of each step",
         certainty="likely",
+        ranks=ranks,
     )
 
 

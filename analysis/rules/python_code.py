@@ -220,6 +220,8 @@ def check_text_of_tensors(job: Job) -> list[Finding]:
 
 QUEUE = re.compile(r"\bget \([^)]*/(?:queue|multiprocessing/queues)\.py:\d+\)")
 """The calls in which a thread waits for an item of a queue that other threads or processes fill."""
+EVENT_LOOP = re.compile(r"\([^;]*(?:/asyncio/|/selectors\.py|/anyio/_backends/)[^;]*$")
+"""The end of a stack whose thread waits in an event loop, for what its tasks await."""
 MODULE = "<module>"
 """Name under which code of a module itself appears, outside of any function."""
 
@@ -256,7 +258,8 @@ def check_python_between_operators(job: Job) -> list[Finding]:
     if waits and not writes:
         uncovered, cost, samples = uncovered * (1 - running), waited, waiting
         does, location = "the thread waits", "in which the program's own code waits"
-    place = hottest(samples) if len(samples) >= FEWEST_SAMPLES else None
+    awaits = waits and sum(EVENT_LOOP.search(sample.stack) is not None for sample in samples) > MAJORITY * len(samples)
+    place = hottest(samples) if len(samples) >= FEWEST_SAMPLES and not awaits else None
     place = place if place is not None and place.share >= UNCOVERED_PLACE else None
     spent = human_time(float(np.median(uncovered)))
     evidence = [
@@ -268,7 +271,7 @@ def check_python_between_operators(job: Job) -> list[Finding]:
     gain = f"about {spent} of each step"
     if writes:
         return [forced_writes(rank, cost, evidence, place, gain, "likely")]
-    if place is None and cost < NO_PLACE:
+    if place is None and cost < NO_PLACE and not awaits:
         return []
     if not (waits and rank.samples) and not rank.judged_steps["operators"].any():
         return []  # a loop of Python alone does what it is for
@@ -277,6 +280,8 @@ def check_python_between_operators(job: Job) -> list[Finding]:
         action = "move what it waits for (a sleep, the network, a file, another process) to another thread; if it is a lock, hold it for less time"
         if sum(QUEUE.search(sample.stack) is not None for sample in samples) > MAJORITY * len(samples):
             action = "what fills the queue is too slow: make it cheaper, or let more threads or processes fill it"
+        elif awaits:
+            action = "await at once what does not need one another (asyncio.gather, TaskGroup), or begin the next step meanwhile"
     else:
         title, kind = f"Python between operators takes {cost:.0%} of each step.", "python-between-operators"
         action = "vectorize it, do it less often, or move it to another process, such as a loader's worker"

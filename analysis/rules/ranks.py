@@ -1,27 +1,44 @@
-"""Ranks that the others wait for, and work that is uneven from step to step. This compares no clocks."""
+"""Ranks that the others wait for, work that is uneven from step to step, and many collectives. This compares no clocks."""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stepscope.analysis.findings import Finding
-from stepscope.analysis.rules.evidence import MOST_STEPS, Job, only_in, places
+from stepscope.analysis.rules.evidence import MOST_STEPS, Job, intervals, only_in, places, samples_at, steps_with_most
+from stepscope.analysis.rules.processors import queued
 from stepscope.analysis.rules.slow_steps import few_slow_steps
-from stepscope.analysis.tables.rank_summary import RankSummary, durations, hottest
+from stepscope.analysis.tables.collectives import fastest_of, is_collective
+from stepscope.analysis.tables.rank_summary import RankSummary, Sample, durations, hottest, samples_in
 from stepscope.analysis.thresholds import (
+    CONTENDED_LONGER,
     COVERED,
+    FEWEST_SAMPLES,
     FEWEST_STEPS,
+    FINDING,
+    MANY_COLLECTIVES,
     RANK_DISTINCT,
     RANK_LAST,
     RANK_LONGER,
     RANK_WAIT,
+    RUN_QUEUE,
     UNEVEN_WORK,
 )
 from stepscope.runtime.display.text_table import human_time
-from stepscope.runtime.windows.step_parts import is_uncovered, parts_of
+from stepscope.runtime.windows.step_facts import Phase, union
+from stepscope.runtime.windows.step_parts import NAMES, QUEUED, is_uncovered, parts_of
+
+COMPUTING = (NAMES[Phase.FORWARD], NAMES[Phase.BACKWARD])
+"""Parts of a step that take as long on all ranks, if these have as much to compute."""
+EQUAL_DATA = (
+    "a loader that is further ahead: more workers, or a larger prefetch_factor; and items that take as long on all ranks, such as none that "
+    "wait for a lock"
+)
+EQUAL_WORK = "if its batches are larger or longer, give all ranks as much to compute; else "
 
 
 class RankComparison:
@@ -44,6 +61,7 @@ class RankComparison:
         """ns of each step that the others wait, in the mean, beyond what the last one communicates."""
         self.longer: Any = self.own.max(axis=0) - _others(self.own, self.own.max(axis=0))
         """ns of each step that the last rank has to do beyond the others."""
+        self._parts = [parts_of(rank.judged_steps[at]) for rank, at in pairs]
         last = self.own.argmax(axis=0)
         self.times_last: Any = np.bincount(last, minlength=len(ranks))
         slow = np.isin(steps, single)
@@ -60,6 +78,16 @@ class RankComparison:
     def last(self) -> int:
         """The index of the rank that is last most often."""
         return int(self.times_last.argmax())
+
+    def part(self) -> str:
+        """The part of a step of which the last rank has most more than the others in the same step."""
+        last, steps, none = self.own.argmax(axis=0), np.arange(len(self.steps)), np.zeros(len(self.steps))
+        more: dict[str, float] = {}
+        for name in {name for parts in self._parts for name in parts} - {NAMES[Phase.COMMUNICATION], QUEUED}:
+            times = np.array([parts.get(name, none) for parts in self._parts])
+            its = times[last, steps]
+            more[name] = float((its - _others(times, its)).mean())
+        return max(more, key=lambda name: more[name])
 
     @property
     def is_one_rank(self) -> bool:
@@ -113,6 +141,9 @@ def check_slow_rank(job: Job) -> list[Finding]:
     apart, step = compared.without_communication, compared.took.mean(axis=0)
     if np.median(apart[worst]) <= np.median(apart[others]):
         return []  # the others take as long, as they wait for processors
+    own = compared.own
+    if queued(ranks[worst]) >= RUN_QUEUE and np.median(own[worst]) < CONTENDED_LONGER * np.median(own[others]):
+        return []  # so does this one, and all that it does takes longer then
     faster = f"rank {ranks[others[0]].rank}" if len(others) == 1 else "the others"
     medians = [
         {name: float(np.median(column)) for name, column in parts_of(rank.judged_steps).items()} for rank in ranks
@@ -122,6 +153,7 @@ def check_slow_rank(job: Job) -> list[Finding]:
     more = {name: value - theirs[name] for name, value in mine.items() if name != "communication"}
     phase = max(more, key=lambda name: more[name])
     looked_at = f"what rank {number} does" if is_uncovered(phase) else f"{phase} of rank {number}"
+    computes_longer = all(mine.get(name, 0.0) >= RANK_LONGER * theirs.get(name, np.inf) for name in COMPUTING)
     samples = ranks[worst].samples_in_steps()
     elsewhere = [sample for at in others for sample in ranks[at].samples_in_steps()]
     distinct = only_in(samples, elsewhere, RANK_DISTINCT)
@@ -141,7 +173,7 @@ def check_slow_rank(job: Job) -> list[Finding]:
                 f"{human_time(mine[phase])} here, {human_time(theirs[phase])} there",
                 *(() if place is None else (f"{place.share:.0%} of its stack samples are in {place}{hardly}",)),
             ),
-            action=f"look at {looked_at} on host {ranks[worst].recorded.host}{'' if place is None else f': {place}'}",
+            action=f"{EQUAL_WORK if computes_longer else ''}look at {looked_at} on host {ranks[worst].recorded.host}{'' if place is None else f': {place}'}",
             gain=f"without the wait a step takes about {human_time(float(np.median(step - compared.waits)))}",
             certainty="certain",
             ranks=(number,),
@@ -192,9 +224,13 @@ def _without_collectives(job: Job) -> list[Finding]:
 def check_uneven_work(job: Job) -> list[Finding]:
     """Finds ranks that wait for each other, another one in each step."""
     compared = compare_ranks(job)
-    if compared is None or compared.is_one_rank or compared.cost < UNEVEN_WORK:
+    if compared is None or compared.is_one_rank:
         return []
-    wait = human_time(float(compared.waits.mean()))
+    waits, longer = float(compared.waits.mean()), float(compared.longer.mean())
+    # Where processors are contended, ranks wait for others that have no more to do.
+    if min(waits, longer) < UNEVEN_WORK * float(compared.took.mean()):
+        return []
+    wait, part = human_time(waits), compared.part()
     last = ", ".join(
         f"rank {compared.number(index)} in {count}" for index, count in enumerate(compared.times_last.tolist())
     )
@@ -207,12 +243,83 @@ def check_uneven_work(job: Job) -> list[Finding]:
             cost_ns=float(compared.waits.mean()),
             evidence=(
                 f"which rank comes last to the collectives changes: {last} of {len(compared.steps)} steps",
-                f"the last rank has {human_time(float(compared.longer.mean()))} more to do than the others in that step; "
+                f"the last rank has {human_time(longer)} more to do than the others in that step, most of it {part}; "
                 "over all steps no rank is slower",
             ),
-            action="give all ranks equal work in each step: batches of equal total length, or samples bucketed by length",
-            gain=f"up to {wait} of each step",
+            action=EQUAL_DATA
+            if part == NAMES[Phase.DATA]
+            else "give all ranks equal work in each step: batches of equal total length, or samples bucketed by length",
+            gain=f"up to {human_time(min(waits, longer))} of each step",
             certainty="likely",
             steps=tuple(compared.steps[at] for at in longest),
+        )
+    ]
+
+
+def check_many_collectives(job: Job) -> list[Finding]:
+    """Finds steps of many collectives, by what they take beyond waiting for other ranks while nothing else is done."""
+    rank = job.main
+    rows = [row for row in rank.rows if is_collective(row.name, row.category)]
+    if max((row.count for row in rows), default=0) < MANY_COLLECTIVES * len(rank.facts):
+        return []
+    first = rank.collectives.answer(rank.judged_steps, fastest_of([each.collectives for each in job.ranks]))[0]
+    waits = min(first.wait_ns or 0.0, first.ns)
+    spent = min(first.ns, float(rank.communication().mean())) - waits
+    cost = spent / float(durations(rank.judged_steps).mean())
+    if first.calls < MANY_COLLECTIVES or cost < FINDING:
+        return []
+    begin, end = union(*np.array(intervals(rank.collectives.runs), np.int64).T)
+    place = hottest(samples_in(rank.samples_in_steps(), np.stack((begin, end), axis=1)))
+    waiting = "" if first.wait_ns is None else f"; waiting for other ranks takes {human_time(waits)} more"
+    return [
+        Finding(
+            id="many-collectives",
+            title=f"{first.calls:,.0f} collectives in each step take {cost:.0%} of it.",
+            cost=cost,
+            cost_ns=spent,
+            evidence=(
+                f"{first.name} takes {human_time(spent / first.calls)} each time, {human_time(spent)} of each step, in which nothing else is "
+                f"done{waiting}",
+                *samples_at(place, "taken then"),
+            ),
+            action="fewer and larger ones: DistributedDataParallel, which sends gradients in buckets, or one collective for many tensors that "
+            "torch.cat joins",
+            gain=f"up to {human_time(spent)} of each step",
+            certainty="certain" if first.wait_ns is not None else "likely",
+            steps=steps_with_most(rank.judged_steps, rank.communication()),
+            places=places(place),
+        )
+    ]
+
+
+OBJECTS = re.compile(r"(?:^|;)\w+_object(?:_list)? \([^;]*torch/distributed/distributed_c10d\.py:\d+\)")
+"""torch's collectives of Python objects, such as `broadcast_object_list`."""
+
+
+def check_object_collectives(job: Job) -> list[Finding]:
+    """Finds collectives of Python objects that take long on each rank: one that is late waits for nobody in them."""
+    found: list[tuple[float, RankSummary, list[Sample]]] = []
+    for rank in job.ranks:
+        samples = rank.samples_in_steps()
+        inside = [sample for sample in samples if OBJECTS.search(sample.stack)]
+        found.append((len(inside) / max(len(samples), 1), rank, inside))
+    cost, rank, inside = min(found, key=lambda each: each[0])
+    if cost < FINDING or len(inside) < FEWEST_SAMPLES:
+        return []
+    place = hottest(inside)
+    return [
+        Finding(
+            id="object-collectives",
+            title=f"Python objects are sent between ranks: {cost:.0%} of the time.",
+            cost=cost,
+            cost_ns=cost * rank.step_ns,
+            evidence=(
+                f"{cost:.0%} of the stack samples in steps are in collectives that pickle what they send",
+                *samples_at(place, "in them"),
+            ),
+            action="send tensors (all_reduce, broadcast), or send objects only when they have changed",
+            gain=f"up to {human_time(cost * rank.step_ns)} of each step",
+            certainty="certain",
+            places=places(place),
         )
     ]

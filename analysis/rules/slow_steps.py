@@ -14,11 +14,14 @@ from stepscope.analysis.rules.evidence import (
     have_one_of,
     intervals,
     longest,
+    number_of,
+    on_rank,
     only_in,
     place_of_calls,
     places,
     samples_at,
     steps_with_most,
+    waits_in_computing,
 )
 from stepscope.analysis.tables.rank_summary import Call, RankSummary, durations, hottest, samples_in
 from stepscope.analysis.thresholds import (
@@ -74,13 +77,18 @@ class SlowSteps:
             steps = rank.judged_steps
             slow = _positions(steps, self.numbers)
             took = durations(steps).astype(np.float64)
-            self.ranks = () if rank.rank is None else (rank.rank,)
+            self.ranks = number_of(rank)
         more = {name: float((column[slow] - np.median(column)).sum()) for name, column in parts_of(steps).items()}
+        if self.ranks:
+            more.pop(NAMES[Phase.COMMUNICATION], None)  # the others wait for its own work
         self._cause = max(more, key=lambda name: more[name])
         self._more = more[self._cause]
         self._contended = contended(job)
         usual = np.flatnonzero(took <= SLOW_STEP * self.median)
-        self.place = only_in(rank.samples_in_steps(steps[slow]), rank.samples_in_steps(steps[usual]))
+        samples = [rank.samples_in_steps(steps[which]) for which in (slow, usual)]
+        if self.ranks:
+            samples = [[sample for sample in some if not waits_in_computing(sample)] for some in samples]
+        self.place = only_in(*samples)
         # Of the phase that most of the extra time is in.
         calls = next((calls for phase, calls in rank.calls.items() if NAMES[phase] == self._cause), list[Call]())
         calls = _calls_in(steps["begin"][slow], steps["end"][slow], calls)
@@ -102,7 +110,7 @@ class SlowSteps:
     @property
     def where(self) -> str:
         """The rank that has the extra time; empty if it is not one of several."""
-        return "".join(f" on rank {rank}" for rank in self.ranks)
+        return on_rank(self.ranks)
 
     def places(self) -> tuple[Place, ...]:
         """The place of the program in these steps, or of its call of the function that they wait for."""

@@ -31,7 +31,7 @@ from stepscope.runtime.events.arguments import arguments as arguments
 from stepscope.runtime.events.intervals import Interval
 from stepscope.runtime.events.record import Block, EventBatch, Flag, Kind, distinct, join_batches
 from stepscope.runtime.events.survey import OPERATORS_CATEGORY
-from stepscope.runtime.observers import processor_demand, task_runs
+from stepscope.runtime.observers import processor_demand, task_runs, task_waits
 from stepscope.runtime.windows.step_facts import MOST_READ, SIGNAL, Facts, Phase, class_of
 from stepscope.runtime.windows.step_parts import durations as durations
 from stepscope.runtime.windows.step_statistics import first_steps
@@ -149,6 +149,8 @@ class RankSummary:
         self.thread_cpu: dict[str, list[tuple[int, float]]] = {}
         self.queues: dict[str, list[tuple[int, float]]] = {}
         """Lengths of asyncio's queues, by where they were made."""
+        self.task_waits: dict[str, list[tuple[int, float]]] = {}
+        """How many tasks waited, by `task: function (file:line)`."""
         self.demand: dict[str, list[tuple[int, float]]] = {}
         """ns that the process and its children ran and waited for a processor, and how many processors there are."""
         self.events = 0
@@ -158,6 +160,7 @@ class RankSummary:
         self._suspended = strings.intern("suspended")
         handlers: list[tuple[Kind, str, _Handler]] = [
             (Kind.COUNTER, task_runs.QUEUES, _by_name(self.queues)),
+            (Kind.COUNTER, task_waits.WAITS, _by_name(self.task_waits)),
             (Kind.COUNTER, processor_demand.CATEGORY, _by_name(self.demand)),
             (Kind.COUNTER, "thread cpu", _by_name(self.thread_cpu)),
             (Kind.INSTANT, "stack sample", self._sample),

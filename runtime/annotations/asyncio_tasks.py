@@ -26,7 +26,9 @@ _unwatched_tasks: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()
 _AUTOMATIC = re.compile(r"Task-\d+|None")
 """Default names. Python 3.13.0 names tasks that a factory makes "None" (`BaseEventLoop.create_task`)."""
 
-_OWN_TASKS = frozenset({"shutdown_asyncgens", "shutdown_default_executor", "_accept_connection2"})
+_OWN_TASKS = frozenset(
+    {"shutdown_asyncgens", "shutdown_default_executor", "_accept_connection2", "_create_server_getaddrinfo"}
+)
 """Methods of loops that `asyncio.run`, or the loop itself, makes tasks of, of which the program knows nothing."""
 
 
@@ -136,6 +138,11 @@ def running_loop() -> tuple[int, int] | None:
         if create_task.track and loop.is_running():
             return create_task.ident, create_task.track
     return None
+
+
+def running_loops() -> list[asyncio.AbstractEventLoop]:
+    """Returns the watched loops that run. Any thread may call."""
+    return [loop for loop in list(_loops) if loop.is_running()]
 
 
 def release() -> None:

@@ -39,7 +39,7 @@ NO_STEP = -1
 QUIET = ("step signal", "thread cpu", "stack sample", "processor demand")
 """Categories of events that are recorded all the time, independent of the program (`Options.signals`). A window with only such
 events counts as empty."""
-OF_SIGNALS = (*QUIET, "asyncio queue", "loader")
+OF_SIGNALS = (*QUIET, "asyncio queue", "task waits", "loader")
 """Categories of counters and instants that are not the program's own. Tables do not show them."""
 RESERVED = (
     *OF_SIGNALS,

@@ -17,6 +17,7 @@ from stepscope.runtime.observers import observing
 from stepscope.runtime.observers.observing import SignalSource
 from stepscope.runtime.observers.processor_demand import ProcessorDemand
 from stepscope.runtime.observers.task_runs import TASKS
+from stepscope.runtime.observers.task_waits import TaskWaits
 from stepscope.runtime.options import Signal
 from stepscope.runtime.steps.step_controller import StepController
 from stepscope.runtime.threads.background_call import start
@@ -29,7 +30,7 @@ LATER_SAMPLE_S = 0.1
 ENOUGH_SAMPLES = 1200
 """After so many samples there are fewer: a minute of them."""
 THREADS_S = 1.0
-"""Seconds between two readings of the processor time of threads, and of the lengths of queues."""
+"""Seconds between two readings of the processor time of threads, of the lengths of queues, and of where tasks wait."""
 MAX_NAMES = 256
 """Thread names with counters of their own; further threads share one."""
 OTHERS = "other threads"
@@ -53,6 +54,7 @@ class Sampler:
         self._sampled = 0
         """Number of samples so far."""
         self._demand = ProcessorDemand()
+        self._waits = TaskWaits()
         self._thread = Thread(target=self._run, name="stepscope sampler", daemon=True)
         start(self._thread)
 
@@ -78,6 +80,7 @@ class Sampler:
                         self._demand.record(threads, children)
                     if TASKS.users:
                         TASKS.record_queues()
+                        self._waits.record()
         except Exception as error:  # the program and its other signals continue
             self._stacks.note = self._cpu.note = f"ended: {error_text(error)}"
         self.close()

@@ -60,6 +60,7 @@ class Stored(msgspec.Struct, frozen=True, kw_only=True):
     queue: list[float]
     thread_cpu: Series
     queues: Series
+    task_waits: Series = {}
     pipelines: tuple[DataPipeline, ...] = ()
     counter_means: dict[str, float] = {}
     demand: Series

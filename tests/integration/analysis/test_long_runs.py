@@ -89,6 +89,6 @@ print(explain(sys.argv[2]).ranks[0].statistics.steps)
 
 def test_steps_of_a_long_window_leave_memory(tmp_path: Path) -> None:
     """The spans of all steps, which take 50 bytes each, are not in memory at once."""
-    short = write_training(made(tmp_path / "short"), 60_000, 600)
-    long = write_training(made(tmp_path / "long"), 4_000_000, 4_000)
+    short = write_training(new_directory(tmp_path / "short"), 60_000, 600)
+    long = write_training(new_directory(tmp_path / "long"), 4_000_000, 4_000)
     assert python("-c", LITTLE_MEMORY, short, long, cwd=ROOT).stdout == "4000\n"

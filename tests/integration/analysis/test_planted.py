@@ -7,6 +7,7 @@ import pytest
 
 from stepscope.analysis.rules.devices import check_device_idle
 from stepscope.analysis.rules.evidence import Job
+from stepscope.analysis.tables.rank_summary import Sample
 from stepscope.runtime.observers import processor_demand
 from stepscope.runtime.windows.step_facts import Phase
 from tests.planted import gpu, recordings
@@ -66,6 +67,20 @@ def test_workers_that_are_too_slow_with_processors_of_their_own(runs: float, is_
     steps["phases"][:, Phase.DATA], steps["run_queue_ns"], steps["cpu_ns"] = 0.6 * took, 0.32 * took, 0.08 * took
     found = {finding.id for finding in recordings.answer_of([summary]).findings}
     assert ("input-bound-workers" in found) is is_found
+
+
+def test_the_function_of_the_rank_for_which_the_others_wait_in_slow_steps() -> None:
+    """Its own waiting for other ranks in these steps names no function."""
+    summaries = [recordings.summary_of(rank) for rank in recordings.ranks_of(RECORDED["two_towers_ranks"][2])]
+    for summary, phase in zip(summaries, (Phase.FORWARD, Phase.COMMUNICATION), strict=True):
+        summary.judged_steps["end"][10::17] += 100_000_000
+        summary.judged_steps["phases"][10::17, phase] += 100_000_000
+    torch = "main (/p/a.py:9);_engine_run_backward (site-packages/torch/autograd/graph.py:979)", "S"
+    stacks = [("main (/p/a.py:9);accuracy (/p/a.py:3)", "R")] * 2 + [torch] * 3
+    begins = summaries[0].judged_steps["begin"][10::17].tolist()
+    summaries[0].samples = [Sample(begin + 1, *stack, "") for begin in begins for stack in stacks]
+    first = recordings.answer_of(summaries).findings[0]
+    assert (first.id, first.ranks, str(first.places[0])) == ("periodic-stall", (0,), "accuracy (/p/a.py:3)")
 
 
 def test_there_is_a_recording_of_each_program() -> None:

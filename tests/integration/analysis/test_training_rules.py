@@ -224,6 +224,32 @@ def test_comprehensions_belong_to_their_function(function: str, inner: str, tmp_
     assert found.places[0].function == function and found.places[0].line == 7 and found.places[0].share == 1
 
 
+@pytest.mark.parametrize(("count", "us", "is_found"), [(30, 100, True), (5, 600, False), (30, 5, False)])
+def test_many_small_collectives(count: int, us: int, is_found: bool, tmp_path: Path) -> None:
+    """As of gradients that are averaged one by one; few or quick ones are no fault."""
+    found = answer(tmp_path, lambda _: [MODEL, *[Span("gloo:all_reduce", us)] * count], (MAIN, "S")).findings
+    assert [one.id for one in found] == ["many-collectives"] * is_found
+    assert not found or found[0].title == "30 collectives in each step take 60% of it." and "buckets" in found[0].action
+
+
+@pytest.mark.parametrize(("library", "is_found"), [("broadcast_object_list", True), ("broadcast", False)])
+def test_objects_that_are_sent_between_ranks(library: str, is_found: bool, tmp_path: Path) -> None:
+    """Those of tensors are no such thing."""
+    stack = f"{MAIN};Table.share (/p/train.py:9);{library} ({TORCH}/distributed/distributed_c10d.py:405)", "S"
+    found = answer(tmp_path, lambda _: [MODEL], (MAIN, "R"), stack).findings
+    assert (
+        [(one.id, str(one.places[0])) for one in found] == [("object-collectives", "Table.share (/p/train.py:9)")]
+    ) is is_found
+
+
+def test_steps_that_await_one_thing_after_the_other(tmp_path: Path) -> None:
+    """The span says where; the thread is in the event loop, which is no place of the program."""
+    stack = "<module> (/p/copy.py:51);run (/lib/python3.11/asyncio/runners.py:190)", "S"
+    (found,) = answer(tmp_path, lambda _: [Span("write", 5_000)], stack, waits=True).findings
+    assert found.id == "program-waits" and found.title.endswith("most of it in the span write.")
+    assert not found.places and found.action.startswith("write: await at once")
+
+
 @pytest.mark.parametrize(("name", "kind"), [("aten::mul", "tiny-operators"), ("aten::item", "value-read-back")])
 def test_the_loop_over_elements_is_named(name: str, kind: str, tmp_path: Path) -> None:
     """Though more samples are in modules that are called elsewhere."""

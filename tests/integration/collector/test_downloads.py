@@ -349,5 +349,5 @@ async def test_files_of_many_ranks_are_found_though_each_takes_long(
             run = msgspec.structs.replace(RUN, rank=rank)
             running.collector.streams.add(stream := Stream(f"{rank:032x}", run))
             stream.add_frames([(fmt.FrameType.WINDOW_OPENED, 0, encode_record(WindowOpened(0, 0)))], 0, 1)
-        response = await asyncio.to_thread(ask, f"http://127.0.0.1:{running.port}/v1/windows/0/perfetto")
+        response = await asyncio.to_thread(send_request, f"http://127.0.0.1:{running.port}/v1/windows/0/perfetto")
     assert response.status == 404 and "no file is left of window 0" in response.json()["detail"]

@@ -155,6 +155,29 @@ FAULTS: dict[str, tuple[Callable[[], list[StepSummary]], str, list[int]]] = {
         "periodic-stall",
         [1],
     ),
+    "garbage collections of one rank, for which the others wait": (
+        lambda: [
+            summary(
+                [STEP] * 200,
+                together=21_000_000,
+                stalls=20,
+                stalled=Phase.GARBAGE_COLLECTION if rank == 1 else Phase.COMMUNICATION,
+            )
+            for rank in range(3)
+        ],
+        "garbage-collection",
+        [1],
+    ),
+    "a rank whose processor others use": (
+        lambda: [
+            summary(
+                [32_000_000 if rank == 1 else STEP] * 100, together=33_000_000, queued=6_000_000 if rank == 1 else 0
+            )
+            for rank in range(2)
+        ],
+        "processors-contended",
+        [1],
+    ),
     "a program that sleeps": (lambda: [summary([STEP] * 60, runs=0.1)], "program-waits", []),
     "a thread that waits for processors, without a count of how often": (
         lambda: [summary([STEP + 1] * 60, queued=10_000_000, preempted=np.nan)],
@@ -196,6 +219,28 @@ async def test_a_rank_that_waits_less_for_processors_is_not_slow() -> None:
     ranks = [summary(work, together=31_000_000, queued=18_000_000) for work in busy]
     (verdict,) = await judged(streams_of(*ranks, summary([STEP + 1_000_000] * 60, together=31_000_000)))
     assert [finding.id for finding in verdict.findings if finding.ranks] == []
+
+
+@pytest.mark.parametrize(
+    ("data", "part", "action"), [(0.6, "data", "a loader that"), (0.05, "backward", "give all ranks equal")]
+)
+async def test_what_makes_work_uneven(data: float, part: str, action: str) -> None:
+    """Another rank has more to do in each step: items that take longer to load, or larger batches."""
+    works = [[32_000_000 if step % 2 == turn else STEP for step in range(100)] for turn in (0, 1)]
+    (verdict,) = await judged(streams_of(*(summary(work, together=33_000_000, data=data, runs=0.3) for work in works)))
+    (uneven,) = (finding for finding in verdict.findings if finding.id == "uneven-work")
+    assert f"11.9ms more to do than the others in that step, most of it {part}" in uneven.evidence[1]
+    assert uneven.action.startswith(action) and uneven.gain == "up to 11.9ms of each step"
+
+
+@pytest.mark.parametrize(("longer_ms", "is_found"), [(8, True), (3, False)])
+async def test_ranks_that_have_little_more_to_do_are_not_uneven(longer_ms: int, is_found: bool) -> None:
+    """However long they wait, as for a processor that the others have."""
+    longer = STEP + longer_ms * 1_000_000
+    works = [[longer if step % 2 == turn else STEP for step in range(100)] for turn in (0, 1)]
+    waits = [summary(work, together=33_000_000) for work in works]
+    (verdict,) = await judged(streams_of(*waits))
+    assert ([finding.id for finding in verdict.findings] == ["uneven-work"]) is is_found
 
 
 async def test_logging_in_each_step_is_named_without_its_calls() -> None:

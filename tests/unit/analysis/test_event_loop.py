@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from stepscope.analysis.rules.event_loops import TURN_NS, blocked, check_tasks_pile_up, loops_of
 from stepscope.analysis.rules.evidence import Job
-from stepscope.analysis.tables.rank_summary import RankSummary, Sample, TaskRun
+from stepscope.analysis.tables.rank_summary import Collection, RankSummary, Sample, TaskRun
 from tests.support.viewers.scene import make_window
 
 MS = 1_000_000
@@ -39,6 +39,8 @@ class Recorded:
         )
         self.samples: list[Sample] = []
         self.facts: list[int] = []
+        self.collections: list[Collection] = []
+        self.task_waits: dict[str, list[tuple[int, float]]] = {}
         self.callbacks = [
             TaskRun(begin, end - begin, name, 2_000_000, open=False) for name, (begin, end) in (callbacks or {}).items()
         ]
@@ -162,6 +164,33 @@ def test_a_part_of_a_coroutine_goes_to_a_thread() -> None:
     assert found is not None and "to_thread(...) for what takes long in price" in found.action
 
 
+@pytest.mark.parametrize(("collected_ms", "is_cause"), [(160, True), (120, False), (20, False)])
+def test_a_loop_that_collects_garbage(collected_ms: int, is_cause: bool) -> None:
+    """The function that runs then has only made the objects after which Python collects, unless it blocks the loop without that, too."""
+    recorded = Recorded({"main": (0, 300 * MS, [(0, 300 * MS)]), "worker": (0, 200 * MS, [])})
+    recorded.samples = [Sample(at * MS, "worker (/p/a.py:3);price (/p/a.py:9)", "R", "") for at in range(20)]
+    recorded.collections = [Collection(10 * MS, collected_ms * MS, 2)]
+    found = blocked(*(cast(RankSummary, recorded), *loops_of(cast(RankSummary, recorded))))
+    assert found is not None and ("gc.freeze()" in found.action, not found.places) == (is_cause, is_cause)
+    assert ("of that is garbage collection" in found.evidence[1]) is (collected_ms >= 100)
+
+
+@pytest.mark.parametrize(
+    ("state", "other", "is_found"), [("S", "", True), ("R", "", False), ("S", "Thread-1: f (/p/a.py:3)", False)]
+)
+def test_tasks_that_wait_without_an_await(state: str, other: str, is_found: bool) -> None:
+    """However short: nothing else runs meanwhile. Not those that compute, or wait for the interpreter's lock."""
+    recorded = Recorded(many(10, 0, 4, 100) | {"main": (0, 1_000 * MS, [(0, 1_000 * MS)])})
+    idle = [
+        Sample((10 * at + 7) * MS, "<module> (/p/a.py:1);run (/lib/python3.11/asyncio/runners.py:190)", "S", "")
+        for at in range(50)
+    ]
+    recorded.samples = [Sample((10 * at + 2) * MS, "emit (/p/a.py:9)", state, other) for at in range(50)] + idle
+    found = blocked(*(cast(RankSummary, recorded), *loops_of(cast(RankSummary, recorded))))
+    assert (found is not None) is is_found
+    assert found is None or "asyncio, for what emit waits for" in found.action and "in 50 of 100" in found.evidence[0]
+
+
 @pytest.mark.parametrize(("longer_ms", "is_found"), [(8, True), (0, False)])
 def test_tasks_that_take_longer_and_longer(longer_ms: int, is_found: bool) -> None:
     """More and more are open, as behind a lock; not where each takes as long as those before."""
@@ -175,9 +204,16 @@ def test_tasks_that_take_longer_and_longer(longer_ms: int, is_found: bool) -> No
     }
     recorded = Recorded(runs)
     recorded.tasks = [msgspec.structs.replace(task, name="request") for task in recorded.tasks]
+    recorded.task_waits = {
+        "request: renew (/p/a.py:9)": [(0, 1.0), (1, 2.0)],
+        "request: Tokens.get (/p/a.py:7)": [(0, 7.0), (1, 20.0)],
+        "main: main (/p/a.py:20)": [(0, 90.0)],
+    }
     found = check_tasks_pile_up(Job([cast(RankSummary, recorded)]))
     assert [one.id for one in found] == ["tasks-pile-up"] * is_found
     assert not found or found[0].title.startswith("Tasks pile up: 4") and "named request" in found[0].title
+    assert not found or found[0].evidence[-1] == "90% of those that wait do so in Tokens.get (/p/a.py:7)"
+    assert not found or found[0].places[0].line == 7
 
 
 def test_tasks_that_begin_together_do_not_pile_up() -> None:

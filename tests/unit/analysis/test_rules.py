@@ -22,6 +22,8 @@ THRESHOLDS: Mapping[str, str] = {
     "slow-item": "FINDING FEWEST_SLOW_ITEMS SLOW_ITEM MAJORITY MAJORITY",
     "slow-rank": "RANK_WAIT RANK_LAST RANK_LONGER",
     "uneven-work": "UNEVEN_WORK RANK_LAST",
+    "object-collectives": "FINDING FEWEST_SAMPLES",
+    "many-collectives": "MANY_COLLECTIVES FINDING",
     "periodic-stall": "SLOW_STEP SLOW_STEPS_COST PERIODS_SLOW FEWEST_LATE_STEPS PERIODIC",
     "slow-steps": "SLOW_STEP SLOW_STEPS_COST COVERED",
     "workers-restart": "MAJORITY",

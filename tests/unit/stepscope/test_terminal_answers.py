@@ -87,6 +87,9 @@ def test_programs_of_tasks_have_no_bars() -> None:
     for end in (False, True):
         text = shown(Answer(path="r", verdict="v", ranks=(rank,)), end=end)
         assert "3 × serve  ran 2.00ms, waited 5.00s" in text and "█" not in text and "1 step" not in text
+    waits = msgspec.structs.replace(task, place=Place("Pool.take", "/x/y/z.py", 7, 0.9))
+    rank = msgspec.structs.replace(rank, tasks=(waits,))
+    assert "waited 5.00s, 90% of it in Pool.take (y/z.py:7)" in shown(Answer(path="r", verdict="v", ranks=(rank,)), 200)
     rank = msgspec.structs.replace(rank, tasks=(), places=(Place("f", "/x/y/z.py", 3, 0.8),))
     assert "80% f (y/z.py:3)" in shown(Answer(path="r", verdict="v", ranks=(rank,)))
 

@@ -30,7 +30,7 @@ from stepscope.runtime import _core
 from stepscope.runtime.control.entry_points.environment import SIGNALS_VARIABLE
 from stepscope.runtime.errors import BackendError, ControlError
 from stepscope.runtime.events.record import Flag, Kind
-from stepscope.runtime.observers import processor_demand, task_runs
+from stepscope.runtime.observers import processor_demand, task_runs, task_waits
 from stepscope.runtime.options import SIGNALS, Signal
 from stepscope.runtime.windows.step_facts import SIGNAL, Phase, StepFactsBuilder
 from stepscope.runtime.windows.step_facts import SIGNALS as READINGS
@@ -422,6 +422,46 @@ def test_lengths_of_queues_are_counted_by_the_place_where_each_is_made(tmp_path:
     assert rows and {row.value for row in rows} == {7.0}
     (name,) = {row.name for row in rows}
     assert name.startswith("test_lengths_of_queues_are_counted_by_the_place_where_each_is_made.<locals>.make (")
+
+
+def test_a_server_that_begins_is_no_task_of_the_program(tmp_path: Path) -> None:
+    """asyncio looks its address up in one; a program that has nothing else blocks nobody."""
+
+    async def main() -> None:
+        server = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
+        server.close()
+
+    with traced(tmp_path, "tasks") as found:
+        asyncio.run(main())
+    assert {row.name for row in found.of("task run")} == {main.__qualname__}
+
+
+def test_where_tasks_wait_is_counted(tmp_path: Path) -> None:
+    """By the innermost function of the program, also where a library awaits for it; who runs does not wait."""
+
+    async def take(queue: asyncio.Queue[int]) -> int:
+        return await asyncio.wait_for(queue.get(), 60)
+
+    async def visit(queue: asyncio.Queue[int]) -> int:
+        return await take(queue)
+
+    async def main() -> None:
+        queue: asyncio.Queue[int] = asyncio.Queue()
+        visits = [asyncio.create_task(visit(queue)) for _ in range(3)]
+        end = time.monotonic() + 2.2
+        while time.monotonic() < end:
+            work(0.05)
+            await asyncio.sleep(0)
+        for number in range(3):
+            queue.put_nowait(number)
+        await asyncio.gather(*visits)
+
+    with traced(tmp_path, "tasks", "threads") as found:
+        asyncio.run(main())
+    rows = [row for row in found.of(task_waits.WAITS) if "visit: " in row.name]
+    line = take.__code__.co_firstlineno + 1
+    assert rows and {row.value for row in rows} == {3.0}
+    assert {row.name.rpartition("<locals>.")[2] for row in rows} == {f"take ({__file__}:{line})"}
 
 
 def test_tables_leave_out_continuous_signals(tmp_path: Path) -> None:
