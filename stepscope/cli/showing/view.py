@@ -238,8 +238,10 @@ def _tensorboard(arguments: argparse.Namespace, logdir: Path) -> None:
     if logdir != arguments.path:
         if arguments.path.is_file() and is_trace(arguments.path):
             logdir = arguments.path.parent
-        else:
+        elif arguments.path.is_file() or Journals.of(arguments.path).found:
             convert.write(convert.journal_of(arguments.path), logdir / "worker.pt.trace.json")
+        else:
+            merge.write(_newest(arguments.path), logdir / "ranks", format="tensorboard")
     address = ("--logdir", str(logdir), "--host", "127.0.0.1", "--port", str(arguments.port or 0))
     command = [sys.executable, "-P", "-m", "tensorboard.main", *address]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, errors="replace") as process:

@@ -139,11 +139,14 @@ def test_several_ranks_are_one_trace(tmp_path: Path) -> None:
 
 
 def test_tensorboard(tmp_path: Path) -> None:
-    """A directory of its files opens there; of a run's journal, one is made."""
+    """A directory of its files opens there; of a run's journal, one is made, and of the runs of several ranks one for each."""
     require("torch_tb_profiler")
     record(tmp_path / "run")
+    for rank in (0, 1):
+        record(tmp_path / "ranks", rank)
     assert main(["convert", str(tmp_path / "run"), "-o", str(tmp_path / "tb" / "worker.pt.trace.json")]) == 0
-    for arguments in ((tmp_path / "tb",), (tmp_path / "run", "--viewer", "tensorboard")):
+    made = (tmp_path / name for name in ("run", "ranks"))
+    for arguments in ((tmp_path / "tb",), *((path, "--viewer", "tensorboard") for path in made)):
         with viewing(*arguments) as (url, process):
             assert url.endswith("#pytorch_profiler")
             assert "pytorch_profiler" in json.loads(get(url.partition("#")[0] + "data/plugins_listing")[1])
