@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Generator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -35,7 +35,7 @@ with sc.trace(rank=rank, name="job", exporters=[exporter], options=sc.Options(jo
         if step == 60:
             print("it begins", flush=True)
         with sc.span("next", category="data"):
-            time.sleep(0.001)
+            time.sleep(0.03 if faulty and fault == "loader" else 0.001)
         with sc.span("forward"):
             time.sleep(0.05 if faulty and fault == "slow rank" and rank == 1 else 0.02)
         with sc.span("gloo:all_reduce", category="user_annotation"):
@@ -55,7 +55,8 @@ def barrier() -> Generator[int]:
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def serve() -> None:
-            with ExitStack() as stack:
+            # Killed ranks reset their connections.
+            with suppress(OSError), ExitStack() as stack:
                 ranks = [stack.enter_context(server.accept()[0]) for _ in range(RANKS)]
                 while all(rank.recv(1) for rank in ranks):
                     for rank in ranks:
@@ -91,7 +92,7 @@ def found_by(collector: CollectorProcess) -> dict[str, list[int]]:
 
 @pytest.mark.parametrize(
     ("fault", "rule", "ranks"),
-    [("slow rank", "slow-rank", [1]), ("stall", "periodic-stall", [])],
+    [("slow rank", "slow-rank", [1]), ("loader", "input-bound-in-process", []), ("stall", "periodic-stall", [])],
 )
 def test_a_fault_is_in_the_verdict_soon(tmp_path: Path, fault: str, rule: str, ranks: list[int]) -> None:
     """Ranks that were well for two seconds."""

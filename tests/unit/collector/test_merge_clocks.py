@@ -57,7 +57,7 @@ def test_a_name_that_was_cut_costs_itself(tmp_path: Path) -> None:
     """As by a full disk: the next start has a line of its own."""
     (tmp_path / server_clock.CLOCK_NAMES).write_text(f"{OURS}\n{NOBODYS[:7]}")
     server_clock.add_clock_name(tmp_path, "d" * 32)
-    assert server_clock.read_clock_names(tmp_path) == {OURS, "d" * 32}
+    assert server_clock.read_clock_names(tmp_path) == frozenset({OURS, "d" * 32})
 
 
 def test_a_clock_that_no_collector_had_does_not_count(tmp_path: Path) -> None:
