@@ -276,7 +276,7 @@ def check_python_between_operators(job: Job) -> list[Finding]:
         title, kind = f"The program's own code waits {cost:.0%} of each step{inside}.", "program-waits"
         action = "move what it waits for (a sleep, the network, a file, another process) to another thread; if it is a lock, hold it for less time"
         if sum(QUEUE.search(sample.stack) is not None for sample in samples) > MAJORITY * len(samples):
-            action = "what fills the queue is too slow: make it cheaper, or let more threads or processes fill it"
+            action = "what fills the queue is too slow: make it cheaper, or let more threads or processes fill it that do not wait for one lock"
     else:
         title, kind = f"Python between operators takes {cost:.0%} of each step.", "python-between-operators"
         action = "vectorize it, do it less often, or move it to another process, such as a loader's worker"
