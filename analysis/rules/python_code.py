@@ -279,7 +279,7 @@ def check_python_between_operators(job: Job) -> list[Finding]:
         title, kind = f"The program's own code waits {cost:.0%} of each step{inside}.", "program-waits"
         action = "move what it waits for (a sleep, the network, a file, another process) to another thread; if it is a lock, hold it for less time"
         if sum(QUEUE.search(sample.stack) is not None for sample in samples) > MAJORITY * len(samples):
-            action = "what fills the queue is too slow: make it cheaper, or let more threads or processes fill it"
+            action = "what fills the queue is too slow: make it cheaper, or let more threads or processes fill it that do not wait for one lock"
         elif awaits:
             action = "await at once what does not need one another (asyncio.gather, TaskGroup), or begin the next step meanwhile"
     else:
