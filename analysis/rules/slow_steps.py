@@ -84,10 +84,11 @@ class SlowSteps:
         self._more = more[self._cause]
         self._contended = contended(job)
         usual = np.flatnonzero(took <= SLOW_STEP * self.median)
-        samples = [rank.samples_in_steps(steps[which]) for which in (slow, usual)]
-        if self.ranks:
-            samples = [[sample for sample in some if not waits_in_computing(sample)] for some in samples]
-        self.place = only_in(*samples)
+        here, there = (
+            [each for each in rank.samples_in_steps(steps[which]) if not (self.ranks and waits_in_computing(each))]
+            for which in (slow, usual)
+        )
+        self.place = only_in(here, there)
         # Of the phase that most of the extra time is in.
         calls = next((calls for phase, calls in rank.calls.items() if NAMES[phase] == self._cause), list[Call]())
         calls = _calls_in(steps["begin"][slow], steps["end"][slow], calls)
