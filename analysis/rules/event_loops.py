@@ -153,9 +153,9 @@ def waiting_places(rank: RankSummary) -> dict[str, Place]:
     found: dict[str, Place] = {}
     for name, counted in seen.items():
         text, most = counted.most_common(1)[0]
-        place = parse_frame(text)
-        if place is not None and counted.total() >= FEWEST_SAMPLES:
-            found[name] = msgspec.structs.replace(place, share=most / counted.total())
+        at = parse_frame(text)
+        if at is not None and counted.total() >= FEWEST_SAMPLES:
+            found[name] = msgspec.structs.replace(at, share=most / counted.total())
     return found
 
 
@@ -223,8 +223,8 @@ def _waiting(rank: RankSummary, loop: Loop) -> Blocking | None:
     waits = [each for each in samples_in(rank.samples, np.stack((first, last), axis=1), late=0) if _waits(each)]
     if len(waits) < max(FEWEST_SAMPLES, LOOP_OFTEN_BLOCKED * len(rank.samples)):
         return None
-    at = np.searchsorted(loop.begin, [each.ts for each in waits], side="right") - 1
-    names = Counter(loop.names[number] for number in at.tolist())
+    numbers: list[int] = (np.searchsorted(loop.begin, [each.ts for each in waits], side="right") - 1).tolist()
+    names = Counter(loop.names[number] for number in numbers)
     who, count = names.most_common(1)[0]
     how = (
         f"in {len(waits)} of {len(rank.samples)} stack samples a task or callback waits for something without an await; "
@@ -250,8 +250,8 @@ def _finding(rank: RankSummary, loop: Loop, found: Blocking) -> Finding:
     begin, end = loop.begin[found.stretches], loop.end[found.stretches]
     took, collecting = end - begin, collections_in(rank, begin, end)
     cost = found.ns / loop.recorded_ns(rank.recorded.windows.values())
-    names = [loop.names[at] for at in found.stretches.tolist()]
-    stretches = list(zip(begin.tolist(), end.tolist(), names, strict=True))
+    numbers: list[int] = found.stretches.tolist()
+    stretches = [(int(loop.begin[at]), int(loop.end[at]), loop.names[at]) for at in numbers]
     who, longest = found.who, int(took.max())
     evidence = [found.how]
     share_collected = float(collecting.sum()) / float(took.sum())

@@ -139,8 +139,8 @@ def check_slow_rank(job: Job) -> list[Finding]:
     ranks, worst, number = compared.ranks, compared.last, compared.number(compared.last)
     others = [index for index in range(len(ranks)) if index != worst]
     apart, step = compared.without_communication, compared.took.mean(axis=0)
-    if np.median(apart[worst]) <= np.median(apart[others]):
-        return []  # the others take as long, as they wait for processors
+    if np.median(apart[worst]) - np.median(apart[others]) < RANK_WAIT * np.median(step):
+        return []  # the others mostly take about as long, as they wait for processors
     own = compared.own
     if queued(ranks[worst]) >= RUN_QUEUE and np.median(own[worst]) < CONTENDED_LONGER * np.median(own[others]):
         return []  # so does this one, and all that it does takes longer then

@@ -85,10 +85,11 @@ class SlowSteps:
         self._more = more[self._cause]
         self._contended = contended(job)
         usual = np.flatnonzero(took <= SLOW_STEP * self.median)
-        samples = [rank.samples_in_steps(steps[which]) for which in (slow, usual)]
-        if self.ranks:
-            samples = [[sample for sample in some if not waits_in_computing(sample)] for some in samples]
-        self.place = only_in(*samples)
+        here, there = (rank.samples_in_steps(steps[which]) for which in (slow, usual))
+        self.place = only_in(here, there)
+        if self.ranks and self.place is None:  # what it waits for others hides what it does
+            here, there = ([each for each in some if not waits_in_computing(each)] for some in (here, there))
+            self.place = only_in(here, there)
         # Of the phase that most of the extra time is in.
         calls = next((calls for phase, calls in rank.calls.items() if NAMES[phase] == self._cause), list[Call]())
         calls = _calls_in(steps["begin"][slow], steps["end"][slow], calls)

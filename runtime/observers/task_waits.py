@@ -49,6 +49,7 @@ def _wait_of(task: asyncio.Task[Any]) -> str:
     coroutine: Any = task.get_coro()
     if type(coroutine) is not _core.Coroutine or getattr(coroutine, "cr_await", None) is None:
         return ""
+    name = getattr(coroutine, "__qualname__", "task")
     place, awaited = "", coroutine
     for _ in range(MOST_AWAITS):
         if isinstance(awaited, CoroutineType):  # as the watched one says that it is
@@ -59,4 +60,4 @@ def _wait_of(task: asyncio.Task[Any]) -> str:
             break
         if frame is not None and not in_library(frame.f_code.co_filename):
             place = described_frame(frame)
-    return f"{coroutine.__qualname__}: {place}" if place else ""
+    return f"{name}: {place}" if place else ""

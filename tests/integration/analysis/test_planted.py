@@ -77,8 +77,9 @@ def test_the_function_of_the_rank_for_which_the_others_wait_in_slow_steps() -> N
         summary.judged_steps["phases"][10::17, phase] += 100_000_000
     torch = "main (/p/a.py:9);_engine_run_backward (site-packages/torch/autograd/graph.py:979)", "S"
     stacks = [("main (/p/a.py:9);accuracy (/p/a.py:3)", "R")] * 2 + [torch] * 3
-    begins = summaries[0].judged_steps["begin"][10::17].tolist()
-    summaries[0].samples = [Sample(begin + 1, *stack, "") for begin in begins for stack in stacks]
+    begins = summaries[0].judged_steps["begin"].tolist()
+    summaries[0].samples = [Sample(begin + 1, *torch, "") for begin in begins]
+    summaries[0].samples += [Sample(begin + 2, *stack, "") for begin in begins[10::17] for stack in stacks]
     first = recordings.answer_of(summaries).findings[0]
     assert (first.id, first.ranks, str(first.places[0])) == ("periodic-stall", (0,), "accuracy (/p/a.py:3)")
 

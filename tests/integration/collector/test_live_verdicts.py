@@ -243,6 +243,15 @@ async def test_ranks_that_have_little_more_to_do_are_not_uneven(longer_ms: int, 
     assert ([finding.id for finding in verdict.findings] == ["uneven-work"]) is is_found
 
 
+@pytest.mark.parametrize(("more_ms", "is_found"), [(0.1, False), (6, True)])
+async def test_the_slow_rank_mostly_takes_longer(more_ms: float, is_found: bool) -> None:
+    """To come last in most steps by next to nothing, and otherwise as late as the others, is no fault of one rank."""
+    usual = STEP, STEP + int(more_ms * 1e6)
+    works = [[40_000_000 if step % 3 == rank else usual[rank] for step in range(99)] for rank in (0, 1)]
+    (verdict,) = await judged(streams_of(*(summary(work, together=41_000_000) for work in works)))
+    assert ("slow-rank" in [finding.id for finding in verdict.findings]) is is_found
+
+
 async def test_logging_in_each_step_is_named_without_its_calls() -> None:
     """Which they are is not sent."""
     (verdict,) = await judged(streams_of(summary([STEP] * 60, stalls=1, stalled=Phase.LOGGING)))
