@@ -72,7 +72,7 @@ def check_tiny_operators(job: Job) -> list[Finding]:
                 f"{human_time(spent)} of {human_time(rank.step_ns)}",
                 *samples_at(place, "between operators"),
             ),
-            action="one operator on a whole tensor instead of a loop over its parts; torch.compile, or foreach and fused optimizers",
+            action="one operator on a whole tensor instead of a loop over its parts; larger batches; torch.compile, or foreach and fused optimizers",
             gain=f"up to {human_time(spent)} of each step",
             certainty="likely",
             steps=steps_with_most(rank.judged_steps, rank.judged_steps["operators"]),
