@@ -15,11 +15,13 @@ from stepscope.analysis.thresholds import (
     BUSY_THREAD,
     FEWEST_SAMPLES,
     FINDING,
+    MAJORITY,
     OTHER_THREAD,
     OTHERS_USE,
     OVERSUBSCRIBED,
     OVERSUBSCRIBED_WITH_OTHERS,
     RUN_QUEUE,
+    USUAL_STEPS,
 )
 from stepscope.runtime.display.text_table import human_count, human_time
 from stepscope.runtime.observers import processor_demand
@@ -117,7 +119,7 @@ def check_processors_contended(job: Job) -> list[Finding]:
     cost = queued(rank)
     if cost < RUN_QUEUE:
         return []
-    ranks = number_of(rank) if queued(job.main) < RUN_QUEUE else ()
+    ranks = number_of(rank) if queued(job.main) < MAJORITY * cost else ()
     who = f"rank {rank.rank}" if ranks else "the training"
     job = Job(job.ranks, rank)
     waits, took = rank.judged_steps["run_queue_ns"], durations(rank.judged_steps)
@@ -166,10 +168,14 @@ def check_processors_contended(job: Job) -> list[Finding]:
 
 
 def queued(rank: RankSummary) -> float:
-    """Share of a step in which the thread that steps waits for a processor, by the median; 0 if that was not read."""
-    shares = rank.judged_steps["run_queue_ns"] / np.maximum(durations(rank.judged_steps), 1)
-    shares = shares[np.isfinite(shares)]
-    return float(np.median(shares)) if len(shares) else 0.0
+    """Share of a step in which the thread that steps waits for a processor, by the median or in sum, as steps may be shorter than the time
+    for which another program has it; 0 if that was not read. The longest steps do not count in the sum."""
+    known = np.isfinite(rank.judged_steps["run_queue_ns"])
+    waits, took = rank.judged_steps["run_queue_ns"][known], np.maximum(durations(rank.judged_steps)[known], 1)
+    if not len(took):
+        return 0.0
+    usual = took <= np.quantile(took, USUAL_STEPS)
+    return max(float(np.median(waits / took)), float(waits[usual].sum()) / float(took[usual].sum()))
 
 
 def _machine_shared(

@@ -278,7 +278,7 @@ def test_anomaly_detection_that_was_left_on(mode: bool, tmp_path: Path, monkeypa
     monkeypatch.setenv(SIGNALS_VARIABLE, "steps,stacks")
     weights = torch.ones(8, requires_grad=True)
     with torch.autograd.set_detect_anomaly(mode), sc.trace(output_dir=tmp_path / "run") as profiler:
-        for _ in range(50):
+        for _ in range(150):
             value = weights
             for _ in range(100):
                 value = value * 1.01

@@ -84,6 +84,18 @@ def test_the_function_of_the_rank_for_which_the_others_wait_in_slow_steps() -> N
     assert (first.id, first.ranks, str(first.places[0])) == ("periodic-stall", (0,), "accuracy (/p/a.py:3)")
 
 
+def test_a_rank_waits_for_processors_for_longer_than_some_steps_take() -> None:
+    """Where another program has them for longer, most steps wait for none."""
+    summaries = [recordings.summary_of(rank) for rank in recordings.ranks_of(RECORDED["heartbeats_ranks-cured"][2])]
+    for summary in summaries:
+        summary.judged_steps["run_queue_ns"] = 0
+    steps = summaries[1].judged_steps
+    steps["run_queue_ns"][::3] = (steps["end"] - steps["begin"])[::3]
+    found = {finding.id: finding for finding in recordings.answer_of(summaries).findings}
+    contended = found["processors-contended"]
+    assert contended.ranks == (1,) and "rank 1 waits for one" in contended.title
+
+
 def test_there_is_a_recording_of_each_program() -> None:
     """And of each cured twin."""
     wanted = {program.name for program in programs()} | {
