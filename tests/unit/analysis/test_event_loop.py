@@ -170,7 +170,8 @@ def test_a_loop_that_collects_garbage(collected_ms: int, is_cause: bool) -> None
     recorded = Recorded({"main": (0, 300 * MS, [(0, 300 * MS)]), "worker": (0, 200 * MS, [])})
     recorded.samples = [Sample(at * MS, "worker (/p/a.py:3);price (/p/a.py:9)", "R", "") for at in range(20)]
     recorded.collections = [Collection(10 * MS, collected_ms * MS, 2)]
-    found = blocked(*(cast(RankSummary, recorded), *loops_of(cast(RankSummary, recorded))))
+    (loop,) = loops_of(cast(RankSummary, recorded))
+    found = blocked(cast(RankSummary, recorded), loop)
     assert found is not None and ("gc.freeze()" in found.action, not found.places) == (is_cause, is_cause)
     assert ("of that is garbage collection" in found.evidence[1]) is (collected_ms >= 100)
 
@@ -186,7 +187,8 @@ def test_tasks_that_wait_without_an_await(state: str, other: str, is_found: bool
         for at in range(50)
     ]
     recorded.samples = [Sample((10 * at + 2) * MS, "emit (/p/a.py:9)", state, other) for at in range(50)] + idle
-    found = blocked(*(cast(RankSummary, recorded), *loops_of(cast(RankSummary, recorded))))
+    (loop,) = loops_of(cast(RankSummary, recorded))
+    found = blocked(cast(RankSummary, recorded), loop)
     assert (found is not None) is is_found
     assert found is None or "asyncio, for what emit waits for" in found.action and "in 50 of 100" in found.evidence[0]
 

@@ -427,8 +427,11 @@ def test_lengths_of_queues_are_counted_by_the_place_where_each_is_made(tmp_path:
 def test_a_server_that_begins_is_no_task_of_the_program(tmp_path: Path) -> None:
     """asyncio looks its address up in one; a program that has nothing else blocks nobody."""
 
+    def ignore(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.close()
+
     async def main() -> None:
-        server = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
+        server = await asyncio.start_server(ignore, "127.0.0.1", 0)
         server.close()
 
     with traced(tmp_path, "tasks") as found:
