@@ -42,7 +42,7 @@ MOST_BYTES = 32 << 20
 """More is not held back, however few rows it is."""
 MOST_PIECES = 1024
 """Windows, batches, or tables that are held back one by one before they become one piece."""
-WRITE_BYTES = 1 << 20
+WRITE_BYTES = 1 << 16
 """Pages are a few KB each: so much is put together for one call of the system."""
 
 EXIT_TIMEOUT_S = 5.0
