@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from benchmarks.cases.analysis import explaining, summary
-from benchmarks.cases.exports import json_export, native_export, otlp
+from benchmarks.cases.exports import journal, json_export, native_export, otlp
 from benchmarks.cases.runs import closing, memory, startup
 from benchmarks.cases.spans import annotating, idle, span, span_in_task, tasks
 from benchmarks.cases.steps import control, flight, small_windows, step, window_end
-from benchmarks.cases.streaming import collector, jetstream, merge
+from benchmarks.cases.streaming import collector, jetstream, merge, restart
 from benchmarks.cases.training import faulty_exporters, governor, operators, replacements, training
 
 ROWS = (
@@ -22,6 +22,7 @@ ROWS = (
     *operators.ROWS,
     *window_end.ROWS,
     *memory.ROWS,
+    *journal.ROWS,
     *json_export.ROWS,
     *native_export.ROWS,
     *otlp.ROWS,
@@ -34,6 +35,7 @@ ROWS = (
     *governor.ROWS,
     *closing.ROWS,
     *collector.ROWS,
+    *restart.ROWS,
     *jetstream.ROWS,
     *replacements.ROWS,
     *startup.ROWS,
