@@ -169,6 +169,9 @@ def test_killed_while_it_joins(process_tree: ProcessTree) -> None:
                 for name in files:
                     (part / name).write_text(json.dumps({"pid": dead, "start_time": number}) if "." in name else "")
             reap(in_child(lambda: (sc.join("whole"), spans("work", 5))))
+            until = time.monotonic() + 60  # whether a process runs is looked at from time to time
+            while any(w.state != "ended" for w in profiler.statistics().recorder.workers) and time.monotonic() < until:
+                time.sleep(0.01)
         found = sorted((w.produced, w.state) for w in profiler.statistics().recorder.workers)
         assert found == [(0, "ended"), (0, "ended"), (5, "ended")], found
     """.replace("enumerate((),", "enumerate(((),")
