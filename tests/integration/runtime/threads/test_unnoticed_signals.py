@@ -41,7 +41,9 @@ time.sleep(600)
 def test_sigterm_while_native_code_lets_nobody_run_python(tmp_path: Path) -> None:
     """The process dies after the deadline; what it recorded is left for recovery."""
     script = "profiler = sc.trace(output_dir='run', options=sc.Options(close_timeout=0.2))\n"
-    begun = "profiler.start()\nprofiler.flush(60)\n"  # or the journal may still be empty, and recovery writes another one
+    begun = (
+        "profiler.start()\nprofiler.flush(60)\n"  # or the journal may still be empty, and recovery writes another one
+    )
     work = "with sc.span('work'):\n    pass\n"
     run(script + begun + work + DEAF + "deaf(ctypes.PyDLL)", tmp_path, code=-signal.SIGTERM)
     assert (tmp_path / "run" / "session").exists()
