@@ -253,7 +253,7 @@ def _rank_answer(summary: RankSummary, fastest: Mapping[Key, int]) -> RankAnswer
 
 
 def _places(summary: RankSummary, *, in_steps: bool) -> tuple[Place, ...]:
-    """The lines of the training loop in which most samples are; without steps, or where one line of it has them all, the functions."""
+    """The lines of the training loop in which most samples are; without steps, or where nearly all are in one line, the functions."""
     samples = summary.samples_in_steps() if in_steps else summary.samples
     if in_steps and len(samples) < FEWEST_SAMPLES:
         return ()

@@ -79,7 +79,7 @@ def in_backward_hook(sample: Sample) -> bool:
 
 
 COMPUTING_LIBRARIES = tuple(f"site-packages/{name}/" for name in ("torch", "mindspore", "mxnet", "jax", "keras"))
-"""What a thread does in one of these is operators, or waiting for them."""
+"""Libraries in which a thread runs operators, or waits for them."""
 
 
 def in_program_code(sample: Sample) -> bool:

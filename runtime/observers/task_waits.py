@@ -17,11 +17,11 @@ WAITS = "task waits"
 """Category of the numbers of waiting tasks, as counters with names such as `handle: read (/p/server.py:12)`: the function of the task, and
 the place."""
 MOST_TASKS = 256
-"""Tasks of a loop that are looked at each time."""
+"""The most tasks of a loop that are looked at each time."""
 MOST_AWAITS = 64
-"""Coroutines of a task, each awaited by the one before, that are looked at."""
+"""The most coroutines of a task, each awaited by the one before, that are looked at."""
 COST = 0.01
-"""Share of the time that this may take: where there are very many tasks, it looks at them less often."""
+"""Share of the time that the readings may take: very many tasks are looked at less often than once a second."""
 
 
 class TaskWaits:
