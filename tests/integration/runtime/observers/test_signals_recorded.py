@@ -436,6 +436,28 @@ def test_a_server_that_begins_is_no_task_of_the_program(tmp_path: Path) -> None:
     assert {row.name for row in found.of("task run")} == {main.__qualname__}
 
 
+class Nameless(threading.Thread):
+    """A thread that raises where it is asked for its name."""
+
+    name: Any = property(fset=lambda *_: None)
+
+
+def test_a_sampler_that_fails_leaves_the_files_of_the_program_alone(tmp_path: Path) -> None:
+    """A file that was opened since gets nothing of what is written to end it."""
+    with traced(tmp_path, "stacks", "threads") as found:
+        ended = threading.Event()
+        thread = Nameless(target=ended.wait)
+        thread.start()
+        time.sleep(1.5)
+        files = [(tmp_path / str(number)).open("wb") for number in range(20)]
+        ended.set()
+        thread.join()
+    for file in files:
+        file.close()
+    assert any("ended: AttributeError" in note for note in found.profiler.diagnostics())
+    assert not any((tmp_path / str(number)).stat().st_size for number in range(20))
+
+
 class Bare(asyncio.Future[Any]):
     """A task that says nothing about itself, not even its coroutine."""
 
