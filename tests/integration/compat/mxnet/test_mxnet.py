@@ -99,7 +99,7 @@ def test_every_setting_of_mxnet_is_taken(here: Path) -> None:
 def test_a_dump_period_is_no_longer_time_between_drains(period: float, interval: float, here: Path) -> None:
     """Rings would fill, and whoever follows the run would wait."""
     recording = Recording()
-    recording.configure(MXNetSettings(dump_period=period, filename=here / "trace.json"), frozenset())
+    recording.configure(MXNetSettings(dump_period=period, filename=str(here / "trace.json")), frozenset())
     recording.set_state("run")
     assert recording.profiler is not None and recording.profiler.options.drain_interval == interval
     recording.profiler.close()
