@@ -148,7 +148,7 @@ def waiting_places(rank: RankSummary) -> dict[str, Place]:
     """By the names of tasks, the place of the program at which they wait most often, with its share of the readings."""
     seen: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for text, readings in rank.task_waits.items():
-        name, _, place = text.rpartition(": ")
+        name, _, place = text.partition(": ")
         seen[name][place] += int(sum(value for _, value in readings))
     found: dict[str, Place] = {}
     for name, counted in seen.items():

@@ -173,16 +173,11 @@ def _count_unwatched(task: asyncio.Task[Any]) -> None:
     unwatched[kind] = unwatched.get(kind, 0) + 1
 
 
-def name_of(task: asyncio.Task[Any], coroutine: Any) -> str:
-    """Returns the name of a task; for a default name that of its function, because later tasks with the same name use its row again."""
-    name = task.get_name()
-    if _AUTOMATIC.fullmatch(name):
-        name = getattr(coroutine, "__qualname__", coroutine.__class__.__name__)
-    return name
-
-
 def running() -> tuple[str, int, _core.Coroutine | None] | None:
-    """Returns name, number and watched coroutine of the task that runs in this thread; `None` without one."""
+    """Returns name, number and watched coroutine of the task that runs in this thread; `None` without one.
+
+    A task with a default name gets the name of its function, because later tasks with the same name use its row again.
+    """
     try:
         loop = asyncio.get_running_loop()
     except RuntimeError:
@@ -194,13 +189,15 @@ def running() -> tuple[str, int, _core.Coroutine | None] | None:
     task = asyncio.current_task(loop)
     if task is None:
         return None
+    name = task.get_name()
     try:
         coroutine: Any = task.get_coro()
     except Exception as error:
         if from_signal_handler(error):
             raise
         coroutine = None  # a task type of the program may lack any attribute
-    name = name_of(task, coroutine)
+    if _AUTOMATIC.fullmatch(name):
+        name = getattr(coroutine, "__qualname__", coroutine.__class__.__name__)
     if type(coroutine) is _core.Coroutine:
         return name, id(task), coroutine
     _count_unwatched(task)

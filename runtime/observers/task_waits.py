@@ -9,12 +9,12 @@ from types import CoroutineType, GeneratorType
 from typing import Any
 
 from stepscope.runtime import _core
-from stepscope.runtime.annotations.asyncio_tasks import name_of, running_loops
+from stepscope.runtime.annotations.asyncio_tasks import running_loops
 from stepscope.runtime.display.code_places import described_frame, in_library
 from stepscope.runtime.events import clock, strings, tracks
 
 WAITS = "task waits"
-"""Category of the numbers of waiting tasks, as counters with names such as `handle: read (/p/server.py:12)`: the name of the task, and
+"""Category of the numbers of waiting tasks, as counters with names such as `handle: read (/p/server.py:12)`: the function of the task, and
 the place."""
 MOST_TASKS = 256
 """The most tasks of a loop that are looked at each time."""
@@ -49,12 +49,13 @@ class TaskWaits:
 
 
 def _wait_of(task: asyncio.Task[Any]) -> str:
-    """The name of a task and the innermost place of the program at which it waits; empty if it does not wait, or is not recorded."""
+    """The function of a task and the innermost place of the program at which it waits; empty if it does not wait, or is not recorded."""
     coroutine: Any = None
     with contextlib.suppress(Exception):  # a task type of the program may lack any attribute
         coroutine = task.get_coro()
     if type(coroutine) is not _core.Coroutine or getattr(coroutine, "cr_await", None) is None:
         return ""
+    name = getattr(coroutine, "__qualname__", "task")
     place, awaited = "", coroutine
     for _ in range(MOST_AWAITS):
         if isinstance(awaited, CoroutineType):  # as the watched one says that it is
@@ -65,4 +66,4 @@ def _wait_of(task: asyncio.Task[Any]) -> str:
             break
         if frame is not None and not in_library(frame.f_code.co_filename):
             place = described_frame(frame)
-    return f"{name_of(task, coroutine)}: {place}" if place else ""
+    return f"{name}: {place}" if place else ""

@@ -207,7 +207,7 @@ def test_tasks_that_take_longer_and_longer(longer_ms: int, is_found: bool) -> No
     recorded.task_waits = {
         "request: renew (/p/a.py:9)": [(0, 1.0), (1, 2.0)],
         "request: Tokens.get (/p/a.py:7)": [(0, 7.0), (1, 20.0)],
-        "main: 1: main (/p/a.py:20)": [(0, 90.0)],
+        "main: main (/p/a.py:20)": [(0, 90.0)],
     }
     found = check_tasks_pile_up(Job([cast(RankSummary, recorded)]))
     assert [one.id for one in found] == ["tasks-pile-up"] * is_found
