@@ -14,11 +14,11 @@ from stepscope.analysis.findings import Answer, Finding, Place, RankAnswer, Shar
 from stepscope.analysis.reading.recording import Recording, load
 from stepscope.analysis.rules import RULES_OF_STEPS, RULES_OF_TASKS
 from stepscope.analysis.rules.event_loops import loops_of, waiting_places
-from stepscope.analysis.rules.evidence import Job
+from stepscope.analysis.rules.evidence import Job, fastest_in
 from stepscope.analysis.rules.operators import fused_optimizer, optimizer_share
 from stepscope.analysis.rules.processors import machine_use
 from stepscope.analysis.tables import data_pipeline
-from stepscope.analysis.tables.collectives import Key, fastest_of
+from stepscope.analysis.tables.collectives import Key
 from stepscope.analysis.tables.devices import MOST_NAME, NAMES, Activity
 from stepscope.analysis.tables.flops import peak_of
 from stepscope.analysis.tables.parallel_layout import layout_of
@@ -79,10 +79,7 @@ def refused(path: str, why: str) -> Answer:
 
 def judge(recording: Recording, summaries: list[RankSummary]) -> Answer:
     """Does what `explain` does with ranks that were read already: one summary for each rank of the recording."""
-    # A rank that is not there may be the one that the others waited for.
-    present = len({rank.rank for rank in recording.ranks})
-    whole = present >= max((rank.world_size or 1 for rank in recording.ranks), default=1)
-    fastest = fastest_of([summary.collectives for summary in summaries]) if whole else {}
+    fastest = fastest_in(summaries)
     ranks = tuple(_rank_answer(summary, fastest) for summary in summaries)
     missing = sum((Counter(rank.missing) for rank in recording.ranks), Counter[str]())
     merged = any(rank.host == "merged" for rank in recording.ranks)
@@ -256,7 +253,7 @@ def _rank_answer(summary: RankSummary, fastest: Mapping[Key, int]) -> RankAnswer
 
 
 def _places(summary: RankSummary, *, in_steps: bool) -> tuple[Place, ...]:
-    """The lines of the training loop in which most samples are; without steps, or where one line of it has them all, the functions."""
+    """The lines of the training loop in which most samples are; without steps, or where nearly all are in one line, the functions."""
     samples = summary.samples_in_steps() if in_steps else summary.samples
     if in_steps and len(samples) < FEWEST_SAMPLES:
         return ()

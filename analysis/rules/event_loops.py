@@ -180,13 +180,13 @@ class Blocking(msgspec.Struct, frozen=True):
     """Stretches in which tasks or callbacks block a loop."""
 
     stretches: Times
-    """Their numbers."""
+    """Indexes of the stretches in the loop's `begin` and `end`."""
     ns: float
-    """How long they block it together."""
+    """Time for which the stretches block the loop, in ns."""
     who: str
-    """The task or callback that does so most often."""
+    """The task or callback that blocks the loop most often."""
     how: str
-    """How they do that, as a sentence."""
+    """A sentence on the blocking, as evidence."""
 
 
 def blocked(rank: RankSummary, loop: Loop) -> Finding | None:

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from stepscope.analysis.findings import EventReference, Place
+from stepscope.analysis.tables.collectives import Key, fastest_of
 from stepscope.analysis.tables.rank_summary import Call, RankSummary, Sample, parse_frame, program_functions
 from stepscope.analysis.thresholds import DISTINCT, FEWEST_SAMPLES
 from stepscope.runtime.display.code_places import in_library
@@ -23,6 +24,13 @@ class Job:
     def __init__(self, ranks: list[RankSummary], main: RankSummary | None = None) -> None:
         self.ranks = ranks
         self.main = main or max(ranks, key=lambda rank: (len(rank.facts), -(rank.rank or 0)))
+
+
+def fastest_in(ranks: list[RankSummary]) -> dict[Key, int]:
+    """`fastest_of` all collectives of a job; empty if one of its ranks is missing: the others may have waited for that one."""
+    size = max((each.recorded.world_size or 1 for each in ranks), default=1)
+    whole = len({each.rank for each in ranks}) >= size
+    return fastest_of([each.collectives for each in ranks]) if whole else {}
 
 
 def number_of(rank: RankSummary) -> tuple[int, ...]:
@@ -71,7 +79,7 @@ def in_backward_hook(sample: Sample) -> bool:
 
 
 COMPUTING_LIBRARIES = tuple(f"site-packages/{name}/" for name in ("torch", "mindspore", "mxnet", "jax", "keras"))
-"""What a thread does in one of these is operators, or waiting for them."""
+"""Libraries in which a thread runs operators, or waits for them."""
 
 
 def in_program_code(sample: Sample) -> bool:

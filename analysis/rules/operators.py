@@ -116,7 +116,7 @@ def check_value_read_back(job: Job) -> list[Finding]:
 OPTIMIZER_STEP = re.compile(r"Optimizer\.step#(Adam|AdamW|SGD|Adagrad)\.step")
 """Spans of torch's optimizers that have a fused version, also for the CPU."""
 FUSED = "aten::_fused_"
-"""Prefix of the names of its operators."""
+"""Prefix of the names of operators that fused optimizers use."""
 
 
 def optimizer_share(rank: RankSummary) -> float:

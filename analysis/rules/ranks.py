@@ -9,10 +9,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepscope.analysis.findings import Finding
-from stepscope.analysis.rules.evidence import MOST_STEPS, Job, intervals, only_in, places, samples_at, steps_with_most
+from stepscope.analysis.rules.evidence import (
+    MOST_STEPS,
+    Job,
+    fastest_in,
+    intervals,
+    only_in,
+    places,
+    samples_at,
+    steps_with_most,
+)
 from stepscope.analysis.rules.processors import queued
 from stepscope.analysis.rules.slow_steps import few_slow_steps
-from stepscope.analysis.tables.collectives import fastest_of, is_collective
+from stepscope.analysis.tables.collectives import is_collective
 from stepscope.analysis.tables.rank_summary import RankSummary, Sample, durations, hottest, samples_in
 from stepscope.analysis.thresholds import (
     CONTENDED_LONGER,
@@ -262,11 +271,14 @@ def check_many_collectives(job: Job) -> list[Finding]:
     rows = [row for row in rank.rows if is_collective(row.name, row.category)]
     if max((row.count for row in rows), default=0) < MANY_COLLECTIVES * len(rank.facts):
         return []
-    first = rank.collectives.answer(rank.judged_steps, fastest_of([each.collectives for each in job.ranks]))[0]
+    times = rank.collectives.answer(rank.judged_steps, fastest_in(job.ranks))
+    if not times or times[0].calls < MANY_COLLECTIVES:
+        return []
+    first = times[0]
     waits = min(first.wait_ns or 0.0, first.ns)
     spent = min(first.ns, float(rank.communication().mean())) - waits
     cost = spent / float(durations(rank.judged_steps).mean())
-    if first.calls < MANY_COLLECTIVES or cost < FINDING:
+    if cost < FINDING:
         return []
     begin, end = union(*np.array(intervals(rank.collectives.runs), np.int64).T)
     place = hottest(samples_in(rank.samples_in_steps(), np.stack((begin, end), axis=1)))

@@ -325,7 +325,7 @@ JAX_COMPILES = "site-packages/jax/_src/compiler.py"
 
 
 def _compilations_of_jax(rank: RankSummary) -> list[Finding]:
-    """Those that samples show: JAX records none."""
+    """Finds compilations of JAX by stack samples, as JAX records none."""
     steps, every = rank.judged_steps, rank.samples_in_steps()
     samples = [sample for sample in every if JAX_COMPILES in sample.stack]
     cost = len(samples) / max(len(every), 1)

@@ -117,6 +117,8 @@ class CollectiveTable:
             steps: those that are judged.
             fastest: of `fastest_of`.
         """
+        if self.left_out:  # of later steps they are missing
+            steps = steps[steps["end"] <= self.runs[-1].ts]
         judged = set(zip(steps["window"].tolist(), steps["step"].tolist(), strict=True))
         names: defaultdict[str, list[tuple[CollectiveRun, int | None]]] = defaultdict(list)
         for key, run in self.keyed().items():

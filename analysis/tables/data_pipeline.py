@@ -48,7 +48,7 @@ ONE_THREAD = frozenset(
 )
 """Types of operators that have no workers which can be more."""
 TORCH_WAITS = "enumerate(DataLoader)"
-"""Prefixes of the names of torch's spans in which the loop waits for a batch."""
+"""Prefix of the names of torch's spans in which the loop waits for a batch."""
 TORCH, MINDSPORE = "torch", "MindSpore"
 _WORKERS = {TORCH: "num_workers", MINDSPORE: "num_parallel_workers"}
 _PREFETCH = {TORCH: "prefetch_factor", MINDSPORE: "mindspore.dataset.config.set_prefetch_size"}

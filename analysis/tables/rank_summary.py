@@ -150,7 +150,7 @@ class RankSummary:
         self.queues: dict[str, list[tuple[int, float]]] = {}
         """Lengths of asyncio's queues, by where they were made."""
         self.task_waits: dict[str, list[tuple[int, float]]] = {}
-        """How many tasks waited, by `task: function (file:line)`."""
+        """Readings of how many tasks waited, by `task function: waiting function (file:line)`."""
         self.demand: dict[str, list[tuple[int, float]]] = {}
         """ns that the process and its children ran and waited for a processor, and how many processors there are."""
         self.events = 0

@@ -22,6 +22,7 @@ from stepscope.exporters.files.output import SUFFIXES, numbered
 from stepscope.runtime.events.record import EventBatch, Kind
 from stepscope.runtime.export.run import Run
 from stepscope.runtime.files.paths import real
+from stepscope.runtime.loop.pipeline import DRAIN_S
 from stepscope.runtime.profiler import Profiler
 from stepscope.runtime.session.job import rank_from_environment
 from stepscope.runtime.windows.open_window import STEPS
@@ -244,7 +245,7 @@ class Recording:
         if settings.gpu_memory_profile_filename_prefix:
             exporters.append(self._allocations)
         backends = [*settings.backends, *([self._memory] if settings.records("memory") else [])]
-        interval = min(settings.options.drain_interval or settings.dump_period, settings.dump_period)
+        interval = min(settings.options.drain_interval or DRAIN_S, settings.dump_period)
         made = trace(
             name="mxnet",
             schedule=settings.schedule,

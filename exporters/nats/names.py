@@ -45,7 +45,7 @@ class StreamNames(NamedTuple):
     """Names of one stream."""
 
     key: str
-    """Its key in buckets."""
+    """The stream's key in buckets."""
     frames: str
     live: str
     """Subject of its summaries, which are not stored."""

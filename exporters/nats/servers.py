@@ -56,7 +56,7 @@ class Servers:
         self._read_files()
 
     def _read_files(self) -> None:
-        """Reads them again for each connection. It reads them at the start as well, so that a missing file is reported early."""
+        """Reads the files with secrets: for each connection, and at the start, so that a missing file is reported early."""
         access = self.access
         for secret in (access.credentials, access.token_file, access.password_file):
             if secret is not None:

@@ -58,15 +58,15 @@ MAX_SYNCS = 256
 """Comparisons of clocks in one index."""
 
 MAX_INDEX_BYTES = 8 << 20
-"""Of one index frame. Larger ones are neither written nor read: what is in them takes many times as much memory."""
+"""Limit of an index frame. Larger ones are neither written nor read: decoded, they take many times as much memory."""
 _INDEX_OVERHEAD = 1 << 10
-"""Bytes that one takes in memory beside what is in it."""
+"""Bytes of memory that an index takes beside its frame."""
 MAX_INDEXES = 1 << 17
 """Index frames of a journal that are read: those of months."""
 _MAX_LEDGER_BYTES = 1 << 20
-"""Of the accounts of a window that was scanned. Larger ones are not read."""
+"""Limit of the accounts of a window that was scanned. Larger ones are not read."""
 NO_STEPS = (0, 0, -1)
-"""Of a window without steps: their number, and those of the first and the last."""
+"""Entries of a window without steps: how many it has, and the numbers of the first and the last."""
 
 STRETCH_BYTES = 64 << 10
 """Frames of a window that follow each other are one stretch in the index until they have so many bytes."""
@@ -179,12 +179,12 @@ class _WindowEnd(msgspec.Struct, frozen=True):
     wall_start_ns: Int64 = 0
 
     def accounts(self) -> Ledger:
-        """Its accounts; empty if they are too large, or cannot be decoded."""
+        """The window's accounts; empty if they are too large, or cannot be decoded."""
         found = decode_record(FrameType.LEDGER, bytes(self.ledger)) if len(self.ledger) <= _MAX_LEDGER_BYTES else None
         return Ledger() if found is None else found
 
     def numbers(self) -> NDArray[np.int64]:
-        """Numbers of its steps."""
+        """Numbers of the window's steps."""
         return np.frombuffer(self.steps, "<i8", len(self.steps) // STEP_BYTES * 3)[::3]
 
 

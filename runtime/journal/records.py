@@ -22,7 +22,7 @@ from stepscope.runtime.session.ranks import valid_rank, valid_world_size
 from stepscope.runtime.windows.window import Step, Window
 
 STEP_BYTES = 24
-"""Of a step in a `WindowRecord`: its number, start and end."""
+"""Size of a step in a `WindowRecord`: number, start and end."""
 MAX_OPEN = 1 << 16
 """Open windows in an index. More come from hostile input."""
 

@@ -83,6 +83,9 @@ class Sampler:
                         self._waits.record()
         except Exception as error:  # the program and its other signals continue
             self._stacks.note = self._cpu.note = f"ended: {error_text(error)}"
+            # `end` writes to the descriptor, whose number the program's next file would have if it were closed.
+            while _core.sample(self._stop, THREADS_S, 1, 0, 0, 0, False, []):
+                pass
         self.close()
 
     def _sample(self, number: int) -> bool:

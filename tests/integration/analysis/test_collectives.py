@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import stepscope as sc
@@ -17,7 +18,9 @@ from stepscope.analysis.tables.collectives import CollectiveTable, fastest_of, i
 from stepscope.compat.mindspore.analysis.analysis import PRODUCTS
 from stepscope.compat.mindspore.output_layout import RAW
 from stepscope.mindspore import Profiler
-from stepscope.runtime.events.record import Kind
+from stepscope.runtime.events import strings
+from stepscope.runtime.events.record import EventBatch, Kind, empty_block
+from stepscope.runtime.windows.step_facts import FACTS_DTYPE
 from tests.support import mindspore_output as output
 from tests.support.basics import missing, require
 from tests.support.messages import check_messages
@@ -257,3 +260,19 @@ def test_collectives_of_mindspore() -> None:
         assert is_collective(name, "cpu_op"), name
     for name in ("Default/BroadcastTo-op2", "Default/AllReduceLoss", "Default/MatMul-op1"):
         assert not is_collective(name, "cpu_op"), name
+
+
+def test_more_collectives_than_there_is_room_for() -> None:
+    """Those of a step are as many as in the steps whose collectives are known."""
+    events = empty_block(200_000)
+    events["kind"], events["dur"] = Kind.SPAN, 1_000
+    events["name"], events["category"] = strings.intern("gloo:all_reduce"), strings.category("user_annotation")
+    events["step"] = np.arange(len(events)) // 20
+    events["ts"] = np.arange(len(events)) * 2_000
+    table = CollectiveTable()
+    table.update(EventBatch("recorder", 0, events, b""))
+    steps = np.zeros(10_000, FACTS_DTYPE)
+    steps["step"] = np.arange(len(steps))
+    steps["begin"], steps["end"] = steps["step"] * 40_000, (steps["step"] + 1) * 40_000
+    (found,) = table.answer(steps, {})
+    assert table.left_out and found.calls == pytest.approx(20, rel=0.01)

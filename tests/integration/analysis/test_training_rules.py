@@ -11,6 +11,7 @@ import pytest
 import stepscope as sc
 from stepscope.analysis.explain import judge
 from stepscope.analysis.findings import Answer
+from stepscope.analysis.reading.recording import Recording
 from stepscope.analysis.tables.rank_summary import RankSummary, Sample
 from stepscope.runtime.events import strings
 from stepscope.runtime.events.record import EventBatch, Kind
@@ -230,6 +231,28 @@ def test_many_small_collectives(count: int, us: int, is_found: bool, tmp_path: P
     found = answer(tmp_path, lambda _: [MODEL, *[Span("gloo:all_reduce", us)] * count], (MAIN, "S")).findings
     assert [one.id for one in found] == ["many-collectives"] * is_found
     assert not found or found[0].title == "30 collectives in each step take 60% of it." and "buckets" in found[0].action
+
+
+@pytest.mark.parametrize(("size", "certainty"), [(2, "certain"), (4, "likely")])
+def test_many_collectives_where_ranks_are_missing(size: int, certainty: str, tmp_path: Path) -> None:
+    """The others may wait for one of these."""
+    step = [MODEL, *[Span("gloo:all_reduce", 100)] * 30]
+    summaries: list[RankSummary] = []
+    for number in range(2):
+        place = tmp_path / f"rank{number}"
+        place.mkdir()
+        answer(place, lambda _: step)
+        rank = sc.load(place).ranks[0]
+        rank.rank, rank.world_size = number, size
+        summaries.append(RankSummary(rank))
+    (found,) = judge(Recording(tmp_path, [each.recorded for each in summaries], []), summaries).findings
+    assert (found.id, found.certainty) == ("many-collectives", certainty)
+
+
+def test_many_collectives_before_the_steps(tmp_path: Path) -> None:
+    """As of parameters that are sent one by one to the other ranks; no step has one."""
+    sent = [Span("gloo:broadcast", 100)] * 1_000
+    assert not answer(tmp_path, lambda number: [*(sent if number == 0 else []), MODEL]).findings
 
 
 @pytest.mark.parametrize(("library", "is_found"), [("broadcast_object_list", True), ("broadcast", False)])

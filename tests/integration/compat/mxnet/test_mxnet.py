@@ -12,7 +12,10 @@ from typing import Any
 import pytest
 
 from stepscope import mxnet
+from stepscope.compat.mxnet.recording import Recording
+from stepscope.compat.mxnet.settings import MXNetSettings
 from stepscope.exporters.memory import MemoryExporter
+from stepscope.runtime.loop.pipeline import DRAIN_S
 from tests.support.basics import ROOT
 from tests.support.messages import refused
 from tests.support.mxnets import begin, load, run, slices, statistics
@@ -90,6 +93,16 @@ def test_every_setting_of_mxnet_is_taken(here: Path) -> None:
     mxnet.set_config()
     assert mxnet.dumps() == ""
     assert {one.kind: one.recorded for one in mxnet.capabilities()}["memory"]
+
+
+@pytest.mark.parametrize(("period", "interval"), [(0.01, 0.01), (60, DRAIN_S)])
+def test_a_dump_period_is_no_longer_time_between_drains(period: float, interval: float, here: Path) -> None:
+    """Rings would fill, and whoever follows the run would wait."""
+    recording = Recording()
+    recording.configure(MXNetSettings(dump_period=period, filename=str(here / "trace.json")), frozenset())
+    recording.set_state("run")
+    assert recording.profiler is not None and recording.profiler.options.drain_interval == interval
+    recording.profiler.close()
 
 
 @pytest.mark.checklist("E1")

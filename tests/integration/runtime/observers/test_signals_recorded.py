@@ -439,8 +439,39 @@ def test_a_server_that_begins_is_no_task_of_the_program(tmp_path: Path) -> None:
     assert {row.name for row in found.of("task run")} == {main.__qualname__}
 
 
+class Nameless(threading.Thread):
+    """A thread that raises where it is asked for its name."""
+
+    name: Any = property(fset=lambda *_: None)
+
+
+def test_a_sampler_that_fails_leaves_the_files_of_the_program_alone(tmp_path: Path) -> None:
+    """A file that was opened since gets nothing of what is written to end it."""
+    with traced(tmp_path, "stacks", "threads") as found:
+        ended = threading.Event()
+        thread = Nameless(target=ended.wait)
+        thread.start()
+        time.sleep(1.5)
+        files = [(tmp_path / str(number)).open("wb") for number in range(20)]
+        ended.set()
+        thread.join()
+    for file in files:
+        file.close()
+    assert any("ended: AttributeError" in note for note in found.profiler.diagnostics())
+    assert not any((tmp_path / str(number)).stat().st_size for number in range(20))
+
+
+class Bare(asyncio.Future[Any]):
+    """A task that says nothing about itself, not even its coroutine."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        asyncio.tasks._register_task(self)  # type: ignore[arg-type]  # pyright: ignore
+
+
 def test_where_tasks_wait_is_counted(tmp_path: Path) -> None:
-    """By the innermost function of the program, also where a library awaits for it; who runs does not wait."""
+    """By the innermost function of the program, also where a library awaits for it; who runs does not wait. Tasks of odd types are left
+    out."""
 
     async def take(queue: asyncio.Queue[int]) -> int:
         return await asyncio.wait_for(queue.get(), 60)
@@ -450,14 +481,14 @@ def test_where_tasks_wait_is_counted(tmp_path: Path) -> None:
 
     async def main() -> None:
         queue: asyncio.Queue[int] = asyncio.Queue()
-        visits = [asyncio.create_task(visit(queue)) for _ in range(3)]
+        visits = [Bare(), *(asyncio.create_task(visit(queue)) for _ in range(3))]
         end = time.monotonic() + 2.2
         while time.monotonic() < end:
             work(0.05)
             await asyncio.sleep(0)
         for number in range(3):
             queue.put_nowait(number)
-        await asyncio.gather(*visits)
+        await asyncio.gather(*visits[1:])
 
     with traced(tmp_path, "tasks", "threads") as found:
         asyncio.run(main())
