@@ -25,16 +25,14 @@ def operate(file: Path) -> None:
     draft.replace(file)
 
 
-def print_window(window: sc.Window) -> None:
+def report(window: sc.Window) -> None:
     armed = window.metadata["armed"]
     print("recorded", armed["name"], "asked for by", armed["trigger"])
 
 
 def main() -> None:
     slope = offset = 0.0
-    with sc.trace(
-        control=sc.Control(path="control", poll=0.05), output_dir="run", on_trace_ready=print_window
-    ) as profiler:
+    with sc.trace(control=sc.Control(path="control", poll=0.05), output_dir="run", on_trace_ready=report) as profiler:
         operator = threading.Timer(0.3, operate, [Path("control/stepscope.json")])
         operator.start()
         end = time.monotonic() + 60
