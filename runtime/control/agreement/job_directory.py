@@ -39,6 +39,8 @@ AnyRequest = WindowRequest | EndRequest
 MAX_RECORD_BYTES = 1 << 20
 MAX_PLANS = 16
 """Plans in the directory; older ones are deleted."""
+FILE_TICK_S = 0.05
+"""Times of files advance in ticks, of 10 ms at most on Linux: a file looks younger than it is by up to two."""
 
 _PLAN = re.compile(r"plan-(\d{1,9})\.json")
 _UNABLE = re.compile(r"unable-\d{1,9}-(\d{1,9})\.json")
@@ -217,7 +219,7 @@ class JobDirectory:
         if self._is_touched(quiet_s):
             # The one that touched it may have been killed since.
             self._waits_since = time.monotonic() if self._waits_since is None else self._waits_since
-            if time.monotonic() - self._waits_since < quiet_s:
+            if time.monotonic() - self._waits_since < quiet_s + FILE_TICK_S:
                 return None
             raise ControlError(
                 "another process is rank 0 of this job; set STEPSCOPE_JOB to different names for different jobs"
