@@ -439,10 +439,14 @@ def test_a_server_that_begins_is_no_task_of_the_program(tmp_path: Path) -> None:
     assert {row.name for row in found.of("task run")} == {main.__qualname__}
 
 
+def set_nothing(_thread: object, _name: object) -> None:
+    """Takes a name and does nothing."""
+
+
 class Nameless(threading.Thread):
     """A thread that raises where it is asked for its name."""
 
-    name: Any = property(fset=lambda *_: None)
+    name: Any = property(fset=set_nothing)
 
 
 def test_a_sampler_that_fails_leaves_the_files_of_the_program_alone(tmp_path: Path) -> None:
