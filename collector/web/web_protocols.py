@@ -47,7 +47,7 @@ STALLED = 60.0
 FRAMES_PER_SECOND, FRAMES_AT_ONCE = 100, 1000
 """Frames of a WebSocket that are read. An exporter sends a few a second. Each costs the loop as much, however small it is."""
 PIECE_BYTES = 16 << 10
-"""What was read of a WebSocket is parsed in pieces of this size, as it may be thousands of frames."""
+"""Bytes of a WebSocket that are parsed at once, as more may be thousands of frames."""
 
 REQUEST_SECONDS = 20.0
 """Seconds in which a connection must have sent a request, body and all: one that says nothing would hold a descriptor for ever."""
@@ -180,10 +180,10 @@ class WebSocketProtocol(_CutsStalled, WebSocketsSansIOProtocol):
         self._waits = False
         self._allowance = Allowance(FRAMES_PER_SECOND, FRAMES_AT_ONCE)
         self._frames = 0
-        """That came since the allowance was asked."""
+        """Frames that have arrived since the allowance was last reduced."""
         self._unparsed = b""
         self._resuming: asyncio.TimerHandle | None = None
-        """Until then nothing more is parsed, and nothing is read."""
+        """Ends a pause, in which nothing is read or parsed."""
         reader: Any = self.conn.reader
         read_exact = reader.read_exact
 
@@ -215,7 +215,7 @@ class WebSocketProtocol(_CutsStalled, WebSocketsSansIOProtocol):
         super().handle_ping()
 
     def handle_pong(self, event: Frame) -> None:
-        """An answer to none of ours."""
+        """The client sends a pong, though the collector sends no ping."""
         self._frames += 1
         super().handle_pong(event)
 
