@@ -30,19 +30,19 @@ RANKS = 1000
 
 def _ingest(scale: Scale) -> AbstractContextManager[Round]:
     # Processor time is counted in hundredths of a second: it takes many events.
-    return _time_taken(scale, CHUNK, 400, lambda collector: collector.processor_seconds)
+    return _ingest_time(scale, CHUNK, 400, lambda collector: collector.processor_seconds)
 
 
 def _small(scale: Scale) -> AbstractContextManager[Round]:
-    return _time_taken(scale, SMALL, 40, lambda collector: collector.processor_seconds)
+    return _ingest_time(scale, SMALL, 40, lambda collector: collector.processor_seconds)
 
 
 def _synced(scale: Scale) -> AbstractContextManager[Round]:
-    return _time_taken(scale, CHUNK, 20, lambda _: time.monotonic, "--fsync")
+    return _ingest_time(scale, CHUNK, 20, lambda _: time.monotonic, "--fsync")
 
 
 @contextmanager
-def _time_taken(
+def _ingest_time(
     scale: Scale, chunk: int, times: int, clock: Callable[[Collecting], Callable[[], float]], *options: str
 ) -> Generator[Round]:
     """Millions of events that a collector takes in a second of a clock, so many times those of the scale.

@@ -98,7 +98,7 @@ async def test_buckets_that_somebody_deletes(server: NatsServer, tmp_path: Path)
         await poll(lambda: not source.nats.view().problem)
 
 
-async def test_an_ended_stream_is_not_taken_again(server: NatsServer, tmp_path: Path) -> None:
+async def test_an_ended_stream_is_not_read_again(server: NatsServer, tmp_path: Path) -> None:
     """Though JetStream still has it; after the loss of the directory it can be stored again."""
     server.start()
     async with jetstream(server.url) as context:
